@@ -1,0 +1,123 @@
+"""Settings: the engine's configuration and the machine's paths. The only place that reads the environment."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import msgspec
+import platformdirs
+
+from power_lab.errors import ConfigError
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+OWNERS: dict[str, str] = {
+    "model": "model",
+    "device": "backend",
+    "mode": "backend",
+    "threads": "host",
+    "context": "runtime",
+    "kv_tokens": "runtime",
+    "step_tokens": "runtime",
+    "max_batch": "runtime",
+    "queue_limit": "runtime",
+    "prefix_cache": "runtime",
+}
+"""Which kind of decision each setting is (DESIGN section 5); shown by `lab.explain()`."""
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an engine is made from. Two engines with equal resolved configurations are the same engine.
+
+    Attributes:
+        model: a name from `lab.models()` or the path of a .gguf file.
+        device: `auto` or `cpu`.
+        mode: `exact` keeps every output bit for bit independent of batch, chunking, cache, speculation and preemption; `fast` does not.
+        threads: CPU threads; 0 takes all cores.
+        context: longest request in tokens (prompt and output); 0 takes the model's own limit.
+        kv_tokens: size of the KV pool in tokens, a multiple of 64.
+        step_tokens: token budget of one step; prompts are cut into chunks that fit it.
+        max_batch: requests that may run at once.
+        queue_limit: requests that may wait; one more raises QueueFull.
+        prefix_cache: whether full blocks are kept and reused by later requests.
+    """
+
+    model: str = "smollm2"
+    device: Literal["auto", "cpu"] = "auto"
+    mode: Literal["exact", "fast"] = "exact"
+    threads: int = 0
+    context: int = 0
+    kv_tokens: int = 16384
+    step_tokens: int = 512
+    max_batch: int = 16
+    queue_limit: int = 256
+    prefix_cache: bool = True
+
+    def __post_init__(self) -> None:
+        _between("threads", self.threads, 0, 1024)
+        _between("context", self.context, 0, 1 << 24)
+        _between("kv_tokens", self.kv_tokens, 64, 1 << 26)
+        _between("step_tokens", self.step_tokens, 1, 1 << 16)
+        _between("max_batch", self.max_batch, 1, 4096)
+        _between("queue_limit", self.queue_limit, 1, 1 << 20)
+        if self.kv_tokens % 64:
+            raise ConfigError("kv_tokens", f"{self.kv_tokens} is not a multiple of 64", f"Use {-(-self.kv_tokens // 64) * 64}.")
+
+    @classmethod
+    def of(cls, settings: dict[str, Any]) -> EngineConfig:
+        """Make one from plain settings. Raises ConfigError naming an unknown key or a wrong value."""
+        return strict(cls, settings)
+
+
+def strict(kind: type[T], settings: dict[str, Any]) -> T:
+    """Convert plain settings to a struct. Raises ConfigError that names the key and lists the known ones."""
+    known = kind.__struct_fields__
+    for key in settings:
+        if key not in known:
+            raise ConfigError(key, "unknown setting", f"Known settings: {', '.join(known)}.")
+    try:
+        return msgspec.convert(settings, kind)
+    except msgspec.ValidationError as error:
+        message, _, path = str(error).partition(" - at `$.")
+        raise ConfigError(path.rstrip("`") or kind.__name__, message) from None
+
+
+def _between(key: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:
+        raise ConfigError(key, f"{value} is outside {low}..{high}")
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """Where this user's files live.
+
+    Attributes:
+        cache: models and compiled kernels; may be deleted at any time.
+        runtime: sockets and locks, private to the user (0700).
+        state: logs.
+    """
+
+    cache: Path
+    runtime: Path
+    state: Path
+
+    @property
+    def models(self) -> Path:
+        return self.cache / "models"
+
+    @property
+    def kernels(self) -> Path:
+        return self.cache / "numba"
+
+    @classmethod
+    def default(cls) -> Paths:
+        """The user's directories; `POWER_LAB_HOME` puts all three under one folder (tests, several installations)."""
+        home = os.environ.get("POWER_LAB_HOME")
+        if home:
+            root = Path(home).expanduser().absolute()
+            return cls(root / "cache", root / "run", root / "state")
+        dirs = platformdirs.PlatformDirs("power-lab", appauthor=False)
+        return cls(dirs.user_cache_path, dirs.user_runtime_path, dirs.user_state_path)

@@ -1,0 +1,65 @@
+"""The step plan: where scheduling and execution meet, at one immutable value.
+
+The scheduler makes a `StepPlan`; the batch builder turns it into flat arrays; the runner executes it; `commit` applies it.
+Nothing here is ever changed after it was made, so a plan that failed can be aborted by looking at it again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One request's rows in one step.
+
+    Attributes:
+        request_id: the engine-wide number of the request.
+        start: absolute position of the first row (equals the number of tokens whose KV is committed).
+        tokens: input token ids of the rows, committed tokens first, then the drafts.
+        drafts: how many of the last tokens are unverified drafts (0..len(tokens)-1).
+        sampled: how many of the last rows are sampled: 0 inside a prompt, else drafts + 1.
+        blocks: block table that covers positions 0..start+len(tokens)-1.
+        fresh: how many of the last blocks in the table were attached by this plan; an abort gives them back.
+    """
+
+    request_id: int
+    start: int
+    tokens: tuple[int, ...]
+    drafts: int
+    sampled: int
+    blocks: tuple[int, ...]
+    fresh: int
+
+    @property
+    def rows(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def phase(self) -> str:
+        """`prefill` (several known tokens), `verify` (drafts present) or `decode` (one row)."""
+        if self.drafts:
+            return "verify"
+        return "decode" if self.rows == 1 and self.sampled else "prefill"
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """Everything that one engine step does.
+
+    Attributes:
+        step: the step's number, counting from 0.
+        spans: one per scheduled request, in schedule order.
+        preempted: ids of requests whose blocks were taken back to make room.
+    """
+
+    step: int
+    spans: tuple[Span, ...]
+    preempted: tuple[int, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        return sum(span.rows for span in self.spans)
+
+    def phase_rows(self, phase: str) -> int:
+        return sum(span.rows for span in self.spans if span.phase == phase)

@@ -1,0 +1,132 @@
+"""Requests: what was asked, what is known so far, how it ended. No torch, no numpy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Literal
+
+import msgspec
+
+from power_lab.errors import ConfigError
+
+Drafting = Literal["off", "lookup", "ngram"]
+
+
+class Finish(StrEnum):
+    """Why a request ended."""
+
+    STOP = "stop"  # end-of-text token, stop token or stop string
+    LENGTH = "length"  # max_tokens or the context limit
+    CANCELLED = "cancelled"
+    DEADLINE = "deadline"
+    ERROR = "error"
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How tokens are drawn and when a request ends.
+
+    Attributes:
+        max_tokens: most tokens to emit.
+        temperature: 0 is greedy.
+        top_k, top_p, min_p: filters on the distribution at that temperature; 0, 1 and 0 are off.
+        repetition_penalty: divides positive (multiplies negative) logits of tokens seen in prompt or output; 1 is off.
+        presence_penalty: subtracted once from logits of tokens already generated; 0 is off.
+        logit_bias: token id -> value added to its logit.
+        stop: strings that end the output; the string itself is not part of the text.
+        stop_tokens: token ids that end the output, beside the model's own end tokens.
+        ignore_eos: go on past the model's end tokens (benchmarks).
+        logprobs: None, or how many alternatives to report beside each token's log-probability (0..20).
+        seed: noise key; None draws one when the request is submitted and records it.
+        speculate: which drafter proposes tokens.
+        width: most tokens drafted a round (1..64).
+    """
+
+    max_tokens: int = 128
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    stop: tuple[str, ...] = ()
+    stop_tokens: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    seed: int | None = None
+    speculate: Drafting = "off"
+    width: int = 8
+
+    def __post_init__(self) -> None:
+        _check("max_tokens", self.max_tokens, 1, 1 << 24)
+        _check("temperature", self.temperature, 0.0, 100.0)
+        _check("top_k", self.top_k, 0, 1 << 24)
+        _check("top_p", self.top_p, 1e-6, 1.0)
+        _check("min_p", self.min_p, 0.0, 1.0)
+        _check("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
+        _check("presence_penalty", self.presence_penalty, -100.0, 100.0)
+        _check("width", self.width, 1, 64)
+        if self.logprobs is not None:
+            _check("logprobs", self.logprobs, 0, 20)
+        if self.seed is not None:
+            _check("seed", self.seed, 0, (1 << 63) - 1)
+        if len(self.stop) > 16 or any(not text or len(text) > 256 for text in self.stop):
+            raise ConfigError("stop", "at most 16 strings of 1 to 256 characters are allowed")
+        if len(self.logit_bias) > 1024:
+            raise ConfigError("logit_bias", f"{len(self.logit_bias)} entries; at most 1024 are allowed")
+        for token, value in self.logit_bias.items():
+            if token < 0:
+                raise ConfigError("logit_bias", f"token id {token} is negative")
+            _check(f"logit_bias[{token}]", value, -1000.0, 1000.0)
+
+
+def _check(key: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:  # also refuses NaN
+        raise ConfigError(key, f"{value} is outside {low}..{high}")
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One request inside the engine. Only the scheduler's `commit` moves `tokens`, `computed` and `blocks`.
+
+    Attributes:
+        id: engine-wide number.
+        prompt_len: tokens of the prompt.
+        params: sampling parameters with the seed filled in.
+        tokens: prompt and emitted tokens.
+        namespace: cache namespace; requests share prefixes only inside one.
+        deadline: monotonic seconds, or None.
+        computed: tokens whose KV is committed.
+        blocks: block table of the committed tokens.
+        hashes: chained digests of the full blocks of `tokens`, as far as computed.
+        cached: tokens that came from the prefix cache at the latest admission.
+        drafts: proposed for the next step, not yet verified.
+        cancelled: set from outside, honoured at the next step boundary.
+    """
+
+    id: int
+    prompt_len: int
+    params: SamplingParams
+    tokens: list[int]
+    limit: int
+    end_tokens: frozenset[int]
+    namespace: bytes = b""
+    deadline: float | None = None
+    computed: int = 0
+    blocks: list[int] = field(default_factory=list)
+    hashes: list[bytes] = field(default_factory=list)
+    cached: int = 0
+    drafts: tuple[int, ...] = ()
+    preemptions: int = 0
+    cancelled: bool = False
+    finish: Finish | None = None
+    error: Exception | None = None
+
+    @property
+    def emitted(self) -> int:
+        return len(self.tokens) - self.prompt_len
+
+    @property
+    def output(self) -> list[int]:
+        return self.tokens[self.prompt_len :]

@@ -1,0 +1,168 @@
+"""Trace events: the one record that widgets, receipts and benchmarks read. Nothing is measured twice.
+
+Events are plain msgspec structs, so they cross the engine socket unchanged. Times are seconds; `at` counts from the submission of the
+request. Positions are absolute: the first prompt token is position 0.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Logprob(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probability of one emitted token under the model's raw distribution, and the best alternatives."""
+
+    value: float
+    top_ids: tuple[int, ...]
+    top_values: tuple[float, ...]
+
+
+class Round(msgspec.Struct, frozen=True, kw_only=True):
+    """One sampled round of one request: what was drafted, what the target said, what was emitted.
+
+    Attributes:
+        step: engine step that ran it.
+        start: absolute position of the first emitted token.
+        drafted: draft tokens that were verified.
+        accepted: how many of them matched.
+        emitted: tokens emitted: the accepted ones, then one correction or bonus token unless a stop came first.
+        rejected: the target's own token where a draft was first refused is the last of `emitted`; these are the drafts not kept.
+        rows: rows of all requests in the step; requests: how many requests shared it.
+        draft_s, forward_s, sample_s, commit_s: time spent proposing, in the model, sampling, committing.
+        at: seconds from submission to the end of the round.
+        logprobs: one per emitted token, when asked for.
+        note: why this round had no draft although speculation is on, or "".
+    """
+
+    step: int
+    start: int
+    drafted: tuple[int, ...]
+    accepted: int
+    emitted: tuple[int, ...]
+    rows: int
+    requests: int
+    draft_s: float
+    forward_s: float
+    sample_s: float
+    commit_s: float
+    at: float
+    logprobs: tuple[Logprob, ...] = ()
+    note: str = ""
+
+    @property
+    def rejected(self) -> tuple[int, ...]:
+        return self.drafted[self.accepted :]
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """One engine step as the request saw it.
+
+    Attributes:
+        step: number since the engine started.
+        prefill_rows, decode_rows, verify_rows: rows of all requests by phase; own_rows: of this request.
+        running, waiting: requests after planning.
+        preempted: requests preempted by the plan.
+        free_blocks, cached_blocks, used_blocks: the pool after planning.
+        wall_s: the step's duration; at: its end since submission.
+    """
+
+    step: int
+    prefill_rows: int
+    decode_rows: int
+    verify_rows: int
+    own_rows: int
+    running: int
+    waiting: int
+    preempted: int
+    free_blocks: int
+    cached_blocks: int
+    used_blocks: int
+    wall_s: float
+    at: float
+
+
+class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine is, for receipts and `explain()`.
+
+    Attributes:
+        model: resolved name; file: file name; sha256: of the model file; license: its licence as the file states it.
+        architecture, parameters, context: topology; quantisation: type name -> bytes stored in it.
+        config: the resolved settings; mode, device, threads, digest: arithmetic in force; versions: library name -> version.
+        revision: code digest of the engine that ran.
+    """
+
+    model: str
+    file: str
+    sha256: str
+    license: str
+    architecture: str
+    parameters: int
+    context: int
+    vocab: int
+    quantisation: dict[str, int]
+    config: dict[str, str | int | float | bool]
+    mode: str
+    device: str
+    threads: int
+    digest: str
+    revision: str
+    versions: dict[str, str]
+
+
+class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that is known of one finished request.
+
+    Attributes:
+        id: request number in its engine.
+        prompt_tokens, tokens: token ids in and out; text: the output text, cut at a stop string.
+        pieces: text of each output token as it decodes alone (for display).
+        finish: `stop`, `length`, `cancelled`, `deadline` or `error`; finish_detail: the stop string, token or error message.
+        params: the sampling parameters with the seed that was used, as plain values; namespace: the cache key given.
+        cached: prompt tokens served by the prefix cache; preemptions: how often the request was preempted.
+        queue_s: submission to first step; prefill_s: first step to first token; decode_s: first to last token.
+        rounds, steps: the trace.
+        engine: what ran it.
+    """
+
+    id: int
+    prompt_tokens: tuple[int, ...]
+    tokens: tuple[int, ...]
+    text: str
+    pieces: tuple[str, ...]
+    finish: str
+    finish_detail: str
+    params: dict[str, object]
+    namespace: str
+    cached: int
+    preemptions: int
+    queue_s: float
+    prefill_s: float
+    decode_s: float
+    rounds: tuple[Round, ...]
+    steps: tuple[Step, ...]
+    engine: EngineFacts
+
+
+class Delta(msgspec.Struct, frozen=True, kw_only=True):
+    """A piece of output as it comes: text that is safe to print (whole characters, no half stop string), and counts so far."""
+
+    id: int
+    text: str
+    tokens: int
+    drafted: int
+    accepted: int
+    cached: int
+    at: float
+
+
+class BlockState(msgspec.Struct, frozen=True, kw_only=True):
+    """One KV block for the inspector: `free`, `used`, `shared` (several tables), `cached` (hashed, unreferenced) or `dummy`."""
+
+    id: int
+    state: str
+    refs: int
+    hash: str
+    owners: tuple[int, ...]
+    tokens: int
+    parent: int
+    depth: int

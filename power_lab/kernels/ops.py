@@ -1,0 +1,198 @@
+"""The operation signatures that every device implements.
+
+Rows are tokens, flattened over all requests of a step; R is their number. A row's result depends on that row alone, never on R
+or on its neighbours: reduction order is chosen by (N, K, dtype). Kernels allocate nothing, write every output element and use
+64-bit addressing. Activations are f32 (CPU) or bf16/f32 (GPU), never quantised in exact mode.
+
+`Array` is whatever the device computes on: numpy arrays for Numba, torch tensors for torch and Triton. The engine only makes them
+through `empty`/`asarray`, reads them back through `tohost`, and slices leading dimensions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from power_lab.kernels.quants import QuantType
+
+BLOCK = 64  # tokens of one KV block, everywhere
+SPLIT = 256  # keys of one canonical KV split: reductions over keys are cut at absolute multiples of it
+
+Array = Any
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Weight:
+    """A matrix [N, K] in its stored form, ready for one device.
+
+    Attributes:
+        type: how values are stored.
+        rows: N, the output width.
+        cols: K, the input width.
+        data: the stored values; for quantised types uint8 [N, bytes per row], else [N, K] of the type's dtype. On the CPU this is a
+            view of the mapped file: nothing is copied.
+    """
+
+    type: QuantType
+    rows: int
+    cols: int
+    data: Array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KVCache:
+    """Keys and values of one layer, in pages of `BLOCK` tokens. The layout belongs to the device's kernels; page 0 is the dummy.
+
+    Attributes:
+        keys: [pages, ...] keys.
+        values: [pages, ...] values.
+        heads: KV heads.
+        head_dim: values per head.
+    """
+
+    keys: Array
+    values: Array
+    heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """One step's index arrays on the device.
+
+    Attributes:
+        ids: int32 [R], input token ids.
+        positions: int32 [R], absolute positions.
+        slots: int64 [R], page * BLOCK + offset where each row's KV goes.
+        table_of: int32 [R], which row of `tables` each row uses.
+        tables: int32 [S, max pages], block tables, padded with 0 (the dummy page).
+        sampled: int32 [Q], rows whose logits are wanted.
+    """
+
+    ids: Array
+    positions: Array
+    slots: Array
+    table_of: Array
+    tables: Array
+    sampled: Array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SampleRows:
+    """Sampling controls for Q logit rows, as host arrays (structure of arrays).
+
+    Attributes:
+        temperature: float32 [Q]; 0 is greedy (largest logit, lowest id on a tie).
+        top_k: int32 [Q]; 0 is off.
+        top_p: float32 [Q]; 1 is off. Smallest set of most likely tokens whose mass reaches top_p; always at least one.
+        min_p: float32 [Q]; 0 is off. Keeps tokens with probability >= min_p * the largest.
+        repetition: float32 [Q]; 1 is off. Positive logits of tokens in the history are divided by it, negative ones multiplied.
+        presence: float32 [Q]; 0 is off. Subtracted once from logits of tokens generated so far.
+        seeds: uint64 [Q].
+        positions: int64 [Q], absolute position of the token that is drawn; the noise is keyed by (seed, position, token id).
+        history: int32 [H], concatenated tokens before each drawn token (prompt, output, drafts).
+        history_span: int64 [Q, 3]: start, start of the generated part, end, in `history`.
+        bias_ids: int32 [B], bias_values: float32 [B], bias_span: int64 [Q, 2]: start and end of each row's logit biases.
+    """
+
+    temperature: np.ndarray
+    top_k: np.ndarray
+    top_p: np.ndarray
+    min_p: np.ndarray
+    repetition: np.ndarray
+    presence: np.ndarray
+    seeds: np.ndarray
+    positions: np.ndarray
+    history: np.ndarray
+    history_span: np.ndarray
+    bias_ids: np.ndarray
+    bias_values: np.ndarray
+    bias_span: np.ndarray
+
+
+class Ops(Protocol):
+    """The operation table of one device. One instance per engine; it holds no weights and no requests."""
+
+    name: str
+    mode: str
+
+    def digest(self) -> str:
+        """Hex SHA-256 over what decides bits: instruction path, kernel sources, compiler versions, reduction plans."""
+        ...
+
+    def empty(self, shape: tuple[int, ...], dtype: str) -> Array: ...
+
+    def asarray(self, host: np.ndarray) -> Array: ...
+
+    def tohost(self, array: Array) -> np.ndarray: ...
+
+    def weight(self, type: QuantType, rows: int, cols: int, host: np.ndarray) -> Weight:
+        """Prepare a stored matrix for this device. Raises ModelFileError naming the type if it has no kernel."""
+        ...
+
+    def vector(self, type: QuantType, host: np.ndarray) -> Array:
+        """A stored vector (norm weights) as f32."""
+        ...
+
+    def kv_cache(self, pages: int, heads: int, head_dim: int) -> KVCache: ...
+
+    def embed(self, table: Weight, ids: Array, out: Array) -> None:
+        """out[r] = table[ids[r]], dequantised. ids int32 [R], out f32 [R, K]."""
+        ...
+
+    def rms_norm(self, x: Array, weight: Array, eps: float, out: Array) -> None:
+        """out = x / sqrt(mean(x^2) + eps) * weight, row by row. x, out f32 [R, D]."""
+        ...
+
+    def add_rms_norm(self, x: Array, delta: Array, weight: Array, eps: float, out: Array) -> None:
+        """x += delta, then out = rms_norm(x). All f32 [R, D]."""
+        ...
+
+    def linear(self, x: Array, weights: tuple[Weight, ...], out: Array) -> None:
+        """out[:, n] = sum_k x[:, k] * W[n, k], the weights stacked along N (fused QKV). x f32 [R, K], out f32 [R, sum N]."""
+        ...
+
+    def gate_up(self, x: Array, gate: Weight, up: Weight, out: Array) -> None:
+        """out = silu(x Wg^T) * (x Wu^T). x f32 [R, K], out f32 [R, N]."""
+        ...
+
+    def rope_tables(self, positions: int, rotary_dim: int, theta: float) -> Array:
+        """f32 [positions, rotary_dim / 2, 2]: cosine and sine, computed in f64."""
+        ...
+
+    def rope_write(self, qkv: Array, batch: Batch, rope: Array, interleaved: bool, q_heads: int, cache: KVCache) -> None:
+        """Rotate the queries in place and write rotated keys and values to their slots.
+
+        qkv f32 [R, (q_heads + 2 * kv_heads) * head_dim]. Pairs are (2i, 2i+1) when `interleaved` (GGUF's Llama order), else
+        (i, i + rotary_dim/2).
+        """
+        ...
+
+    def attention(self, qkv: Array, batch: Batch, q_heads: int, scale: float, cache: KVCache, out: Array) -> None:
+        """Causal grouped-query attention of each row over positions 0..positions[r], KV read from the pages only.
+
+        Keys are reduced in canonical splits of `SPLIT` at absolute positions, combined in order. out f32 [R, q_heads * head_dim].
+        """
+        ...
+
+    def gather(self, x: Array, rows: Array, out: Array) -> None:
+        """out[i] = x[rows[i]]. x f32 [R, D], rows int32 [Q], out f32 [Q, D]."""
+        ...
+
+    def sample(self, logits: Array, rows: SampleRows, tokens: Array) -> None:
+        """Draw one token per row: penalties, bias, temperature, top-k, top-p, min-p, then Gumbel-max with counter noise.
+
+        logits f32 [Q, V] are read, not changed. tokens int32 [Q].
+        """
+        ...
+
+    def logprobs(self, logits: Array, tokens: Array, top: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Log-softmax of the raw logits: (f32 [Q] of `tokens`, int32 [Q, top] ids, f32 [Q, top] values, best first)."""
+        ...
+
+    def warm_up(self, progress: Any = None) -> None:
+        """Compile (or load from cache) every kernel; `progress(done, total, name)` is called as they come."""
+        ...
