@@ -1,0 +1,358 @@
+"""A memory-mapped reader of GGUF files, versions 2 and 3 (source: the GGUF format document and ggml's type table).
+
+A model file is hostile input until proven otherwise: every count, length, offset and extent is checked against the
+bytes that are really there before anything of that size is made. Whatever is wrong ends in ModelFileError, which names
+the key or tensor.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import mmap
+import os
+import stat
+import struct
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from power_lab.errors import ModelFileError
+from power_lab.kernels.quants import QuantType
+
+T = TypeVar("T")
+
+MAX_KEYS = 1 << 16
+MAX_TENSORS = 1 << 20
+MAX_STRINGS = 1 << 23  # strings of all arrays together; the largest vocabularies have 262k tokens and 515k merges
+MAX_ALIGNMENT = 1 << 20
+MAX_DIMS = 4  # ggml's GGML_MAX_DIMS
+MAX_KEY_BYTES = 65535  # both limits are the format document's
+MAX_NAME_BYTES = 64
+_HASH_STEP = 1 << 22
+
+_SCALARS: dict[int, str] = {
+    0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "|b1", 10: "<u8", 11: "<i8", 12: "<f8",
+}  # fmt: skip
+_STRING, _ARRAY = 8, 9
+
+TYPES: dict[int, tuple[str, int, int]] = {
+    0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22),
+    7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34), 10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110), 12: ("Q4_K", 256, 144),
+    13: ("Q5_K", 256, 176), 14: ("Q6_K", 256, 210), 16: ("IQ2_XXS", 256, 66), 17: ("IQ2_XS", 256, 74),
+    18: ("IQ3_XXS", 256, 98), 19: ("IQ1_S", 256, 50), 20: ("IQ4_NL", 32, 18),
+    21: ("IQ3_S", 256, 110), 22: ("IQ2_S", 256, 82), 23: ("IQ4_XS", 256, 136), 24: ("I8", 1, 1), 25: ("I16", 1, 2), 26: ("I32", 1, 4),
+    27: ("I64", 1, 8), 28: ("F64", 1, 8), 29: ("IQ1_M", 256, 56), 30: ("BF16", 1, 2), 34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66), 39: ("MXFP4", 32, 17),
+    40: ("NVFP4", 64, 36), 41: ("Q1_0", 128, 18),
+}  # fmt: skip
+"""GGML type number -> (name, values per block, bytes per block), for every type that files hold."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TensorInfo:
+    """One tensor of the file.
+
+    Attributes:
+        name: its name in the file.
+        kind: the storage type's name, also of types that Power Lab cannot compute on.
+        shape: row-major, so GGUF's dimensions reversed: (rows, cols) for a matrix, (size,) for a vector.
+        stored: uint8 view of the mapped bytes: `shape[:-1] + (bytes per row,)`. Nothing is copied.
+    """
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    stored: np.ndarray
+
+    @property
+    def type(self) -> QuantType:
+        """The storage type. Raises ModelFileError naming type and tensor when there is no arithmetic for it."""
+        if self.kind not in QuantType.__members__:
+            raise ModelFileError(
+                f"Tensor {self.name!r} is stored as {self.kind}, which is not supported.",
+                f"Supported types: {', '.join(QuantType.__members__)}.",
+            )
+        return QuantType[self.kind]
+
+    @property
+    def data(self) -> np.ndarray:
+        """`stored`, if its type can be computed on. Raises ModelFileError for an unsupported type."""
+        _ = self.type
+        return self.stored
+
+    @property
+    def values(self) -> int:
+        return math.prod(self.shape)
+
+
+class GgufFile:
+    """An open model file: metadata and mapped tensors. Made by `GgufFile.open`.
+
+    The mapping stays valid while any tensor view is alive, also after `close()`. The file must not be shortened while
+    it is mapped.
+
+    Attributes:
+        path: the file.
+        size: its bytes.
+        version: 2 or 3.
+        metadata: key -> bool, int, float, str, list[str] or a 1-D numpy array.
+        tensors: name -> TensorInfo, in file order.
+    """
+
+    def __init__(self, path: Path, mapped: mmap.mmap) -> None:
+        self.path = path
+        self.size = len(mapped)
+        self._mapped: mmap.mmap | None = mapped
+        reader = _Reader(mapped, path)
+        self.version = reader.version
+        self.metadata: dict[str, Any] = reader.metadata
+        self.tensors: dict[str, TensorInfo] = reader.tensors
+        split = self.metadata.get("split.count", 1)
+        if split != 1:
+            raise ModelFileError(
+                f"{path}: key 'split.count' is {split!r}: this is one part of a model in several files.",
+                "Join the parts with llama.cpp's gguf-split --merge.",
+            )
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> GgufFile:
+        """Map the file and check its whole header. Raises ModelFileError when it is not a sound GGUF file."""
+        path = Path(path)
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # non-blocking: a FIFO must not hang
+        except OSError as error:
+            raise ModelFileError(f"{path}: cannot be opened: {error.strerror}.") from error
+        try:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise ModelFileError(f"{path}: is not a regular file.")
+            if status.st_size < 24:
+                raise ModelFileError(
+                    f"{path}: {status.st_size} bytes are too few for a GGUF header.", "Fetch it again."
+                )
+            mapped = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+        finally:
+            os.close(descriptor)
+        return cls(path, mapped)
+
+    def __enter__(self) -> GgufFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the file. Views handed out earlier stay valid; the last of them to die unmaps the memory."""
+        self.tensors = {}
+        mapped, self._mapped = self._mapped, None
+        if mapped is not None:
+            with suppress(BufferError):  # views are alive: unmapping now would crash their readers
+                mapped.close()
+
+    def get(self, key: str, kind: type[T], default: T, low: float | None = None, high: float | None = None) -> T:
+        """Metadata value, or `default` where the key is absent. Checks like `require`."""
+        return self.require(key, kind, low, high) if key in self.metadata else default
+
+    def require(self, key: str, kind: type[T], low: float | None = None, high: float | None = None) -> T:
+        """Metadata value of exactly this Python type (bool, int, float, str, list or np.ndarray), within low..high.
+
+        Raises ModelFileError when the key is missing, of another type, not finite or out of range.
+        """
+        if key not in self.metadata:
+            raise ModelFileError(f"{self.path}: key {key!r} is missing.", "Power Lab cannot load this kind of model.")
+        value = self.metadata[key]
+        if type(value) is not kind:
+            raise ModelFileError(f"{self.path}: key {key!r} is {_brief(value)}, but {kind.__name__} is expected.")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ModelFileError(f"{self.path}: key {key!r} is {value}, not a finite number.")
+        if isinstance(value, (int, float)) and not ((low is None or value >= low) and (high is None or value <= high)):
+            raise ModelFileError(f"{self.path}: key {key!r} is {value}, outside {low}..{high}.")
+        return value
+
+    def tensor(self, name: str) -> TensorInfo:
+        """The named tensor. Raises ModelFileError when the file has none of that name."""
+        try:
+            return self.tensors[name]
+        except KeyError:
+            raise ModelFileError(f"{self.path}: tensor {name!r} is missing.") from None
+
+    def sha256(self, progress: Callable[[int, int], None] | None = None) -> str:
+        """Hex SHA-256 of the whole file; `progress(done, total)` in bytes is called as it goes."""
+        if self._mapped is None:
+            raise ModelFileError(f"{self.path}: the file was closed.")
+        digest = hashlib.sha256()
+        with memoryview(self._mapped) as view:
+            for start in range(0, self.size, _HASH_STEP):
+                digest.update(view[start : start + _HASH_STEP])
+                if progress is not None:
+                    progress(min(start + _HASH_STEP, self.size), self.size)
+        return digest.hexdigest()
+
+
+def _brief(value: object) -> str:
+    shown = repr(value)
+    return f"{type(value).__name__} {shown if len(shown) <= 60 else shown[:57] + '...'}"
+
+
+class _Reader:
+    """One pass over the header. `at` is the position, never past the end."""
+
+    def __init__(self, mapped: mmap.mmap, path: Path) -> None:
+        self.buffer = mapped
+        self.size = len(mapped)
+        self.path = path
+        self.at = 0
+        self.strings = 0
+        if mapped[:4] != b"GGUF":
+            raise self.wrong("the first four bytes are not 'GGUF'")
+        self.at = 4
+        self.version = self.number("<I", "version")
+        if self.version in (2 << 24, 3 << 24):
+            raise self.wrong("the file is big-endian")
+        if self.version not in (2, 3):
+            raise self.wrong(f"GGUF version {self.version} is not supported (2 and 3 are)")
+        tensors = self.count("tensor count", MAX_TENSORS, 8 + 4 + 8 + 4 + 8)
+        keys = self.count("metadata key count", MAX_KEYS, 8 + 4 + 1)
+        self.metadata: dict[str, Any] = {}
+        for index in range(keys):
+            key = self.text(f"name of metadata key {index}", MAX_KEY_BYTES)
+            if key in self.metadata:
+                raise self.wrong(f"metadata key {key!r} comes twice")
+            self.metadata[key] = self.value(f"metadata key {key!r}")
+        self.tensors = self.directory(tensors)
+
+    def wrong(self, what: str) -> ModelFileError:
+        return ModelFileError(f"{self.path}: {what}.", "The file is damaged or not a GGUF model; fetch it again.")
+
+    def take(self, size: int, what: str) -> int:
+        """Start of the next `size` bytes, which are then behind us."""
+        start = self.at
+        if size > self.size - start:
+            raise self.wrong(f"{what} needs {size} bytes at offset {start}, but the file ends at {self.size}")
+        self.at = start + size
+        return start
+
+    def number(self, form: str, what: str) -> Any:
+        return struct.unpack_from(form, self.buffer, self.take(struct.calcsize(form), what))[0]
+
+    def count(self, what: str, most: int, smallest: int) -> int:
+        """A count of things that take at least `smallest` bytes each."""
+        count = self.number("<Q", what)
+        if count > most or count * smallest > self.size - self.at:
+            raise self.wrong(f"{what} {count} is more than the file can hold")
+        return count
+
+    def text(self, what: str, most: int) -> str:
+        length = self.number("<Q", what)
+        if length > most:
+            raise self.wrong(f"{what} has {length} bytes; at most {most} are allowed")
+        start = self.take(length, what)
+        try:
+            return self.buffer[start : self.at].decode()
+        except UnicodeDecodeError:
+            raise self.wrong(f"{what} is not UTF-8") from None
+
+    def value(self, what: str) -> Any:
+        kind = self.number("<I", what)
+        if kind == _STRING:
+            return self.text(what, self.size)
+        if kind == _ARRAY:
+            return self.array(what)
+        return self.scalars(kind, 1, what)[0].item()
+
+    def array(self, what: str) -> list[str] | np.ndarray:
+        kind = self.number("<I", what)
+        if kind == _ARRAY:
+            raise self.wrong(f"{what} is an array of arrays, which no model file needs")
+        if kind != _STRING:
+            return self.scalars(kind, self.number("<Q", what), what)
+        count = self.count(f"{what}: array length", MAX_STRINGS - self.strings, 8)
+        self.strings += count
+        return self.string_array(count, what)
+
+    def scalars(self, kind: int, count: int, what: str) -> np.ndarray:
+        """A copy: a few numbers should not keep the whole file mapped."""
+        if kind not in _SCALARS:
+            raise self.wrong(f"{what} has the unknown value type {kind}")
+        dtype = np.dtype(_SCALARS[kind])
+        start = self.take(count * dtype.itemsize, what)
+        values = np.frombuffer(self.buffer, np.uint8 if kind == 7 else dtype, count, start)
+        if kind != 7:
+            return values.astype(dtype.newbyteorder("="))
+        if (values > 1).any():
+            raise self.wrong(f"{what} has a bool that is neither 0 nor 1")
+        return values.astype(np.bool_)
+
+    def string_array(self, count: int, what: str) -> list[str]:
+        """The hot loop of opening (100k strings in a small model), so it is written out flat."""
+        buffer, size, at, length_at = self.buffer, self.size, self.at, struct.Struct("<Q").unpack_from
+        texts: list[str] = []
+        for index in range(count):
+            if at + 8 > size:
+                raise self.wrong(f"{what}: item {index} lies past the end of the file")
+            end = at + 8 + length_at(buffer, at)[0]
+            if end > size:
+                raise self.wrong(f"{what}: item {index} lies past the end of the file")
+            try:
+                texts.append(buffer[at + 8 : end].decode())
+            except UnicodeDecodeError:
+                raise self.wrong(f"{what}: item {index} is not UTF-8") from None
+            at = end
+        self.at = at
+        return texts
+
+    def directory(self, count: int) -> dict[str, TensorInfo]:
+        alignment = self.metadata.get("general.alignment", 32)
+        if type(alignment) is not int or not 1 <= alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
+            raise self.wrong(
+                f"metadata key 'general.alignment' is {alignment!r}, not a power of two to {MAX_ALIGNMENT}"
+            )
+        entries = [self.entry(index) for index in range(count)]
+        start = -(-self.at // alignment) * alignment
+        tensors: dict[str, TensorInfo] = {}
+        extents: list[tuple[int, int, str]] = []
+        for name, number, shape, offset in entries:
+            kind, values, size = TYPES[number]
+            row = shape[-1] // values * size
+            total = math.prod(shape[:-1]) * row
+            if name in tensors:
+                raise self.wrong(f"tensor {name!r} comes twice")
+            if offset % alignment:
+                raise self.wrong(f"tensor {name!r}: offset {offset} is not a multiple of the alignment {alignment}")
+            if start + offset + total > self.size:
+                where = f"{total} bytes at offset {start + offset}, but the file ends at {self.size}"
+                raise self.wrong(f"tensor {name!r} needs {where}")
+            stored = np.frombuffer(self.buffer, np.uint8, total, start + offset).reshape((*shape[:-1], row))
+            tensors[name] = TensorInfo(name, kind, shape, stored)
+            extents.append((offset, offset + total, name))
+        self.refuse_overlap(extents)
+        return tensors
+
+    def entry(self, index: int) -> tuple[str, int, tuple[int, ...], int]:
+        """One directory entry: name, type number, row-major shape, offset. Its sizes are sound by themselves."""
+        name = self.text(f"name of tensor {index}", MAX_NAME_BYTES)
+        rank = self.number("<I", f"tensor {name!r}")
+        if not 1 <= rank <= MAX_DIMS:
+            raise self.wrong(f"tensor {name!r} has {rank} dimensions; 1 to {MAX_DIMS} are allowed")
+        shape = tuple(self.number("<Q", f"tensor {name!r}") for _ in range(rank))[::-1]
+        number = self.number("<I", f"tensor {name!r}")
+        offset = self.number("<Q", f"tensor {name!r}")
+        if number not in TYPES:
+            raise self.wrong(f"tensor {name!r} has the unknown type {number}")
+        kind, values, _ = TYPES[number]
+        if not all(shape) or math.prod(shape) >= 1 << 62:
+            raise self.wrong(f"tensor {name!r} has the impossible shape {shape}")
+        if shape[-1] % values:
+            raise self.wrong(f"tensor {name!r}: rows of {shape[-1]} values are not whole {kind} blocks of {values}")
+        return name, number, shape, offset
+
+    def refuse_overlap(self, extents: Iterable[tuple[int, int, str]]) -> None:
+        end, before = 0, ""
+        for start, stop, name in sorted(extents):
+            if start < end:
+                raise self.wrong(f"tensors {before!r} and {name!r} overlap")
+            end, before = stop, name
