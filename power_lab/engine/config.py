@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import site
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -121,3 +123,50 @@ class Paths:
             return cls(root / "cache", root / "run", root / "state")
         dirs = platformdirs.PlatformDirs("power-lab", appauthor=False)
         return cls(dirs.user_cache_path, dirs.user_runtime_path, dirs.user_state_path)
+
+
+class HostSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of the engine host (owner: host) and of a client's introduction to it.
+
+    Attributes:
+        idle_s: seconds after which an engine without client and work is closed.
+        linger_s: seconds after which a host without engine and client ends.
+        drain_s: longest wait for running requests when the host is asked to end.
+        client: how this program is named to others; empty takes the notebook's or the program's name.
+        factory: FILE.py:NAME of another engine class, for tests; empty is the real engine.
+    """
+
+    idle_s: float = 900.0
+    linger_s: float = 120.0
+    drain_s: float = 30.0
+    client: str = ""
+    factory: str = ""
+
+    def __post_init__(self) -> None:
+        _between("idle_s", self.idle_s, 0, 1e9)
+        _between("linger_s", self.linger_s, 0, 1e9)
+        _between("drain_s", self.drain_s, 0, 1e6)
+
+    @classmethod
+    def default(cls) -> HostSettings:
+        """From the environment: `POWER_LAB_IDLE_MINUTES`. Raises ConfigError."""
+        minutes = os.environ.get("POWER_LAB_IDLE_MINUTES")
+        if not minutes:
+            return cls()
+        try:
+            return cls(idle_s=float(minutes) * 60)
+        except ValueError:
+            raise ConfigError("POWER_LAB_IDLE_MINUTES", f"{minutes!r} is not a number of minutes") from None
+
+    def client_name(self) -> str:
+        """Who this process is: the notebook's path where Jupyter tells it, else the program's name."""
+        program = Path(sys.argv[0]).name if sys.argv else ""
+        return (self.client or os.environ.get("JPY_SESSION_NAME") or program or "python")[:512]
+
+
+def child_environment(package_root: Path) -> dict[str, str]:
+    """Environment of a child interpreter that must import the same `power_lab` as this one."""
+    inherited = os.environ.get("PYTHONPATH")
+    path = f"{package_root}{os.pathsep}{inherited}" if inherited else str(package_root)
+    installed = package_root in {Path(entry) for entry in site.getsitepackages()}
+    return dict(os.environ) if installed else {**os.environ, "PYTHONPATH": path}

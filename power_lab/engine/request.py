@@ -95,12 +95,14 @@ class Request:
         prompt_len: tokens of the prompt.
         params: sampling parameters with the seed filled in.
         tokens: prompt and emitted tokens.
+        limit: most tokens that prompt and output may have together.
+        end_tokens: ids that end the output.
         namespace: cache namespace; requests share prefixes only inside one.
         deadline: monotonic seconds, or None.
         computed: tokens whose KV is committed.
         blocks: block table of the committed tokens.
         hashes: chained digests of the full blocks of `tokens`, as far as computed.
-        cached: tokens that came from the prefix cache at the latest admission.
+        cached: tokens that came from the prefix cache at the first admission.
         drafts: proposed for the next step, not yet verified.
         cancelled: set from outside, honoured at the next step boundary.
     """
@@ -111,7 +113,7 @@ class Request:
     tokens: list[int]
     limit: int
     end_tokens: frozenset[int]
-    namespace: bytes = b""
+    namespace: str = ""
     deadline: float | None = None
     computed: int = 0
     blocks: list[int] = field(default_factory=list)

@@ -1,0 +1,1 @@
+"""Exact speculation: drafters propose, one transaction verifies, commits the matching prefix and restores the rest."""

@@ -1,0 +1,48 @@
+"""Drafters: cheap guesses of the next tokens, one file each, behind one protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class DraftAsk:
+    """One request that wants drafts: its committed tokens and the most drafts that its next step can verify (>= 1)."""
+
+    request_id: int
+    tokens: Sequence[int]
+    width: int
+
+
+class Drafter(Protocol):
+    """Proposes tokens for several requests at once. A wrong guess costs time, never a token.
+
+    A drafter sees committed tokens only; whatever it keeps per request, it keeps under `request_id` between `begin` and `end`.
+    """
+
+    name: str
+
+    def begin(self, request_id: int, prompt: Sequence[int]) -> None:
+        """A request starts; `prompt` is all that is known of it."""
+        ...
+
+    def propose(self, asks: Sequence[DraftAsk]) -> list[tuple[int, ...]]:
+        """At most `width` drafts for each ask, in order; an empty tuple where there is no guess."""
+        ...
+
+    def commit(self, request_id: int, emitted: Sequence[int]) -> None:
+        """Tokens that were verified and emitted."""
+        ...
+
+    def end(self, request_id: int) -> None:
+        """The request is over; forget it."""
+        ...
+
+
+def make(name: str) -> Drafter:
+    """The drafter of that name, for one engine."""
+    from power_lab.engine.speculation.drafters.suffix import LookupDrafter, NgramDrafter
+
+    return {"lookup": LookupDrafter, "ngram": NgramDrafter}[name]()

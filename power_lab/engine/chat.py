@@ -1,0 +1,6 @@
+from dataclasses import dataclass
+@dataclass
+class ChatTemplate:
+    source: str
+    bos: str
+    eos: str

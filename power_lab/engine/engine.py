@@ -1,0 +1,391 @@
+"""The engine: requests in, tokens out, one step at a time on one thread."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+import psutil
+
+from power_lab.engine import prefix, views
+from power_lab.engine.blocks import BlockPool
+from power_lab.engine.config import EngineConfig, Paths
+from power_lab.engine.interrupts import uninterrupted
+from power_lab.engine.live import Live, OnDelta, OnDone, Verdict
+from power_lab.engine.loader import Loaded, Progress, load
+from power_lab.engine.plan import StepPlan
+from power_lab.engine.report import Decision, EngineStatus, MemoryPlan
+from power_lab.engine.request import Finish, Request, SamplingParams
+from power_lab.engine.runner import Observer, Runner, Sampled
+from power_lab.engine.scheduler import Limits, Outcome, Scheduler
+from power_lab.engine.speculation.drafters import make as make_drafter
+from power_lab.engine.speculation.transaction import Proposal, Proposer
+from power_lab.engine.trace import BlockState, EngineFacts, Round, RunRecord, Step
+from power_lab.errors import CapacityError, ConfigError, EngineClosed, PowerLabError, StepFailed
+
+Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
+KV_LAYOUT = "f32 pages v1"
+
+
+class Ticket:
+    """A submitted request: wait for it or cancel it."""
+
+    def __init__(self, engine: Engine, live: Live) -> None:
+        self._engine = engine
+        self._live = live
+
+    @property
+    def id(self) -> int:
+        return self._live.request.id
+
+    def cancel(self) -> None:
+        """End the request at the next step boundary."""
+        self._engine.cancel(self.id)
+
+    def result(self, timeout: float | None = None) -> RunRecord:
+        """The finished record, whatever the finish. Raises TimeoutError after `timeout` seconds (the request goes on)."""
+        self._engine.drive(self._live.done)
+        if not self._live.done.wait(timeout):
+            raise TimeoutError(f"Request {self.id} is not done after {timeout} s; it goes on.")
+        assert self._live.record is not None, "done is set after the record"
+        return self._live.record
+
+
+class Engine:
+    """Continuous batching over one model.
+
+    Args:
+        config: settings.
+        paths: this user's directories.
+        progress: called as (stage, done, total) while loading.
+        threaded: own a thread that steps (the default); otherwise the caller steps, and `Ticket.result` does it for him.
+        loaded: a model that is already in memory; `config.model` is then only a label.
+        observer: called with each plan and its logits.
+
+    Raises:
+        ConfigError, ModelFileError, TokenizerError, DownloadError while loading.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig | None = None,
+        *,
+        paths: Paths | None = None,
+        progress: Progress | None = None,
+        threaded: bool = True,
+        loaded: Loaded | None = None,
+        observer: Observer | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.config = config or EngineConfig()
+        self._loaded = loaded or load(self.config, paths or Paths.default(), progress or (lambda *_: None))
+        self.facts: EngineFacts = self._loaded.facts
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._wake = threading.Condition(self._lock)
+        self._closing = False
+        self._live: dict[int, Live] = {}
+        self._next_id = 0
+        self._roots: dict[str, bytes] = {}
+        self._pages = self.config.kv_tokens // prefix.BLOCK_TOKENS + 1
+        limits = Limits(
+            step_tokens=self.config.step_tokens,
+            sampled_rows=max(self.config.max_batch, min(self.config.step_tokens, 256)),
+            max_batch=self.config.max_batch,
+            queue=self.config.queue_limit,
+        )
+        self._scheduler = Scheduler(BlockPool(self._pages), limits, self._root, reuse=self.config.prefix_cache)
+        self._proposer = Proposer(make_drafter, clock)
+        self._runner = Runner(
+            self._loaded.model,
+            pages=self._pages,
+            rows=limits.step_tokens,
+            sampled=limits.sampled_rows,
+            clock=clock,
+            observer=observer,
+        )
+        self._totals = views.Totals()
+        self._thread = threading.Thread(target=self._run, name="power-lab-engine", daemon=True) if threaded else None
+        if self._thread is not None:
+            self._thread.start()
+
+    # --- asking -----------------------------------------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        chat: bool | None = None,
+        cache_key: str = "",
+        deadline_s: float | None = None,
+        on_delta: OnDelta | None = None,
+        on_done: OnDone | None = None,
+    ) -> Ticket:
+        """Queue a request.
+
+        Args:
+            prompt: text, token ids, or chat messages ({"role", "content"}).
+            params: how to draw and when to end; `seed=None` draws one and records it.
+            chat: whether text is wrapped as a user's message; None does so where the model has a chat template.
+            cache_key: namespace; prefixes are shared only between equal keys.
+            deadline_s: seconds from now to the last token.
+            on_delta, on_done: called on the engine thread.
+
+        Raises:
+            ConfigError for bad input, CapacityError with the numbers when it cannot fit, QueueFull, EngineClosed.
+        """
+        params = params or SamplingParams()
+        if params.seed is None:
+            params = msgspec.structs.replace(params, seed=secrets.randbits(63))
+        tokens = self._encode(prompt, chat)
+        self._check_tokens(tokens, params)
+        namespace = prefix.check_namespace(cache_key)
+        if deadline_s is not None and not 0 < deadline_s < 1e9:
+            raise ConfigError("deadline_s", f"{deadline_s} is outside 0..1e9 seconds")
+        now = self._clock()
+        ends = frozenset(params.stop_tokens) | (frozenset() if params.ignore_eos else self._loaded.tokenizer.end_ids)
+        with self._lock:
+            if self._closing:
+                raise EngineClosed("The engine is closed.", "Load the model again.")
+            request = Request(
+                id=self._next_id,
+                prompt_len=len(tokens),
+                params=params,
+                tokens=tokens,
+                limit=len(tokens) + params.max_tokens,
+                end_tokens=ends,
+                namespace=namespace,
+                deadline=None if deadline_s is None else now + deadline_s,
+            )
+            live = Live(request, self._loaded.tokenizer, now, on_delta, on_done)
+            self._proposer.begin(request)
+            try:
+                self._scheduler.add(request)
+            except PowerLabError:
+                self._proposer.end(request)
+                raise
+            self._next_id += 1
+            self._live[request.id] = live
+            self._totals.requests += 1
+            self._totals.prompt_tokens += len(tokens)
+            self._wake.notify()
+        return Ticket(self, live)
+
+    def generate(self, prompt: Prompt, params: SamplingParams | None = None, **options: object) -> RunRecord:
+        """Submit and wait. Options as for `submit`. A Ctrl-C cancels the request at the next step boundary."""
+        ticket = self.submit(prompt, params, **options)  # type: ignore[arg-type]
+        try:
+            return ticket.result()
+        except BaseException:
+            ticket.cancel()
+            raise
+
+    def cancel(self, request_id: int) -> None:
+        """End a request at the next step boundary; unknown or finished ids are ignored."""
+        with self._lock:
+            live = self._live.get(request_id)
+            if live is not None:
+                live.request.cancelled = True
+                self._wake.notify()
+
+    def tokenize(self, text: str) -> list[int]:
+        return self._loaded.tokenizer.encode(text, special=False, bos=False)
+
+    def continuation(self, prompt_tokens: Sequence[int], output_tokens: Sequence[int], message: str) -> list[int]:
+        """Token ids of a chat's next prompt: all tokens so far unchanged, then the user's new message."""
+        return [*prompt_tokens, *output_tokens, *self._loaded.tokenizer.continuation(output_tokens, message)]
+
+    # --- looking ----------------------------------------------------------------------------------------------------------------
+
+    def explain(self) -> tuple[Decision, ...]:
+        """Every setting and mechanism in force, who owns it and why it is as it is."""
+        return views.explain(self.config, self._loaded)
+
+    def memory(self) -> MemoryPlan:
+        model, runner = self._loaded.model, self._runner
+        return views.memory(self.facts, runner, self._pages, model.spec, psutil.Process().memory_info().rss)
+
+    def blocks(self) -> tuple[BlockState, ...]:
+        """A snapshot of every KV block."""
+        with self._lock:
+            return views.blocks(self._scheduler.pool, list(self._scheduler))
+
+    def status(self) -> EngineStatus:
+        with self._lock:
+            return self._totals.status(self._scheduler, self._clock())
+
+    def drop_prefixes(self) -> int:
+        """Forget all cached blocks, for cold measurements. Returns how many there were."""
+        with self._lock:
+            return self._scheduler.pool.drop_cached()
+
+    def check(self) -> None:
+        """Assert the block invariants (tests; between steps)."""
+        with self._lock:
+            self._scheduler.check()
+
+    # --- running ----------------------------------------------------------------------------------------------------------------
+
+    def step(self) -> bool:
+        """Run one step in the calling thread; False when there was nothing to do.
+
+        A raised Exception ends the requests of that step with StepFailed and the engine goes on; an interrupt changes nothing, so the
+        step can simply be run again.
+        """
+        plan: StepPlan | None = None
+        committed = False
+        try:
+            with self._lock, uninterrupted():
+                self._expire()
+                proposals = self._propose()
+                plan = self._scheduler.plan()
+            if plan is None:
+                return False
+            begun = self._clock()
+            for span in plan.spans:
+                self._live[span.request_id].begin_step(begun)
+            sampled = self._runner.execute(plan, {i: live.request for i, live in self._live.items()})
+            verdicts = self._verify(plan, sampled)
+            with self._lock, uninterrupted():
+                start = self._clock()
+                ended = self._scheduler.commit(plan, [outcome for outcome, _ in verdicts])
+                committed = True
+                self._publish(plan, sampled, verdicts, proposals, begun, start, ended)
+        except BaseException as error:
+            with self._lock, uninterrupted():
+                if plan is not None and not committed:
+                    self._scheduler.abort(plan)
+                if isinstance(error, Exception):
+                    self._fail(plan, error)
+            if not isinstance(error, Exception):
+                raise
+        return True
+
+    def drive(self, done: threading.Event) -> None:
+        """Step until `done` is set, when the engine has no thread of its own."""
+        while self._thread is None and not done.is_set():
+            self.step()
+
+    def close(self) -> None:
+        """End all requests with EngineClosed and free the model. Idempotent."""
+        with self._lock:
+            self._closing = True
+            self._wake.notify()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+        with self._lock:
+            for live in list(self._live.values()):
+                self._scheduler.end(live.request, Finish.CANCELLED, EngineClosed("The engine was closed."))
+                self._settle(live, self._clock())
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                self._wake.wait_for(lambda: self._closing or not self._scheduler.idle)
+                if self._closing:
+                    return
+            self.step()
+
+    def _expire(self) -> None:
+        now = self._clock()
+        for request in self._scheduler.expire(now):
+            self._settle(self._live[request.id], now)
+
+    def _propose(self) -> dict[int, Proposal]:
+        running = self._scheduler.running
+        return self._proposer.propose({r.id: self._scheduler.draft_room(r) for r in running}, running)
+
+    def _verify(self, plan: StepPlan, sampled: Sampled) -> list[tuple[Outcome, Verdict]]:
+        verdicts, at = [], 0
+        for span in plan.spans:
+            verdicts.append(self._live[span.request_id].verify(span, sampled.tokens[at : at + span.sampled]))
+            at += span.sampled
+        return verdicts
+
+    def _publish(
+        self,
+        plan: StepPlan,
+        sampled: Sampled,
+        verdicts: list[tuple[Outcome, Verdict]],
+        proposals: dict[int, Proposal],
+        begun: float,
+        start: float,
+        ended: list[Request],
+    ) -> None:
+        """After a commit: drafters, traces, streams, records."""
+        now = self._clock()
+        times = (sampled.forward_s, sampled.sample_s, now - start)
+        self._totals.count(plan, [outcome for outcome, _ in verdicts], now)
+        at = 0
+        for span, (outcome, verdict) in zip(plan.spans, verdicts, strict=True):
+            live = self._live[span.request_id]
+            self._proposer.commit(live.request, outcome.emitted)
+            logprobs = sampled.logprobs[at : at + len(outcome.emitted)] if sampled.logprobs else []
+            at += span.sampled
+            round_ = views.round_of(plan, span, outcome, proposals.get(span.request_id), times, live.since(now), logprobs)
+            step = views.step_of(plan, span, self._scheduler, now - begun, live.since(now))
+            live.accept(verdict, round_, step, now)
+        for request in ended:
+            self._settle(self._live[request.id], now)
+
+    def _fail(self, plan: StepPlan | None, error: Exception) -> None:
+        """End the requests of a step that raised; without a plan the fault is in planning, and every request ends."""
+        now = self._clock()
+        for request_id in [span.request_id for span in plan.spans] if plan is not None else list(self._live):
+            live = self._live.get(request_id)
+            if live is None:
+                continue
+            failure = StepFailed(f"A step failed: {type(error).__name__}: {error}", "The engine goes on with other requests.")
+            failure.__cause__ = error
+            if live.request.finish is None:
+                self._scheduler.end(live.request, Finish.ERROR, failure)
+            self._settle(live, now)
+
+    def _settle(self, live: Live, now: float) -> None:
+        """A request is over: forget it and tell its caller."""
+        self._proposer.end(live.request)
+        del self._live[live.request.id]
+        self._totals.cached_tokens += live.request.cached
+        live.finish(self.facts, now)
+
+    # --- checking ---------------------------------------------------------------------------------------------------------------
+
+    def _encode(self, prompt: Prompt, chat: bool | None) -> list[int]:
+        tokenizer = self._loaded.tokenizer
+        if isinstance(prompt, str):
+            if chat is None:
+                chat = tokenizer.chat_template is not None
+            if not chat:
+                return tokenizer.encode(prompt, special=False, bos=True)
+            prompt = [{"role": "user", "content": prompt}]
+        if all(isinstance(item, Mapping) for item in prompt) and len(prompt):
+            return tokenizer.encode_chat(prompt)  # type: ignore[arg-type]
+        if chat:
+            raise ConfigError("chat", "token ids cannot be wrapped as a chat", "Pass text or messages, or leave chat out.")
+        return list(prompt)  # type: ignore[arg-type]
+
+    def _check_tokens(self, tokens: list[int], params: SamplingParams) -> None:
+        vocab = self.facts.vocab
+        if not tokens:
+            raise ConfigError("prompt", "it is empty", "Pass at least one token.")
+        for key, ids in (("prompt", tokens), ("stop_tokens", params.stop_tokens), ("logit_bias", params.logit_bias)):
+            for token in ids:
+                if not isinstance(token, int) or not 0 <= token < vocab:
+                    raise ConfigError(key, f"token id {token!r} is outside the vocabulary of {vocab}")
+        context = self._loaded.context
+        if len(tokens) + params.max_tokens > context:
+            raise CapacityError(
+                f"The prompt has {len(tokens)} tokens and max_tokens is {params.max_tokens}, but the engine's context is {context}.",
+                f"Lower max_tokens to {context - len(tokens)} or less." if len(tokens) < context else "Shorten the prompt.",
+            )
+
+    def _root(self, namespace: str) -> bytes:
+        if namespace not in self._roots:
+            facts = self.facts
+            parts = {"model": facts.sha256, "adapter": "", "kv": KV_LAYOUT, "mode": facts.mode, "digest": facts.digest}
+            self._roots[namespace] = prefix.root({**parts, "namespace": namespace})
+        return self._roots[namespace]

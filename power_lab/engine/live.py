@@ -1,0 +1,164 @@
+"""A request as its caller sees it: ticket, streamed text, trace. The scheduler knows nothing of it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from power_lab.engine.detokenizer import StreamDecoder
+from power_lab.engine.plan import Span
+from power_lab.engine.request import Finish, Request
+from power_lab.engine.scheduler import Outcome
+from power_lab.engine.speculation.transaction import match
+from power_lab.engine.tokenizer import Tokenizer
+from power_lab.engine.trace import Delta, EngineFacts, Round, RunRecord, Step
+
+OnDelta = Callable[[Delta], None]
+OnDone = Callable[[RunRecord], None]
+
+
+class Live:
+    """One request in flight: the scheduler's request, the text so far, the trace, and who wants to know.
+
+    Args:
+        request: the scheduler's side.
+        tokenizer: for text.
+        now: when it was submitted, monotonic seconds.
+        on_delta, on_done: called on the engine thread; one that raises cancels the request.
+    """
+
+    def __init__(
+        self, request: Request, tokenizer: Tokenizer, now: float, on_delta: OnDelta | None, on_done: OnDone | None
+    ) -> None:
+        self.request = request
+        self.record: RunRecord | None = None
+        self.done = threading.Event()
+        self.rounds: list[Round] = []
+        self.steps: list[Step] = []
+        self.detail = ""
+        self._tokenizer = tokenizer
+        self._decoder = StreamDecoder(tokenizer, request.params.stop)
+        self._text: list[str] = []
+        self._on_delta = on_delta
+        self._on_done = on_done
+        self._submitted = now
+        self._started: float | None = None
+        self._first_token: float | None = None
+        self._last_token: float | None = None
+
+    def since(self, now: float) -> float:
+        return now - self._submitted
+
+    def begin_step(self, now: float) -> None:
+        if self._started is None:
+            self._started = now
+
+    def verify(self, span: Span, targets: Sequence[int]) -> tuple[Outcome, Verdict]:
+        """What a span's draws come to. Nothing of the request or its text moves until `accept`."""
+        if not span.sampled:
+            return Outcome(), Verdict(self._decoder, "", "")
+        decoder, request = self._decoder.clone(), self.request
+        text: list[str] = []
+        known = len(request.tokens)
+        detail = ""
+
+        def terminal(token: int) -> Finish | None:
+            nonlocal known, detail
+            known += 1
+            if token in request.end_tokens:
+                detail = f"token {token}"
+                return Finish.STOP
+            text.append(decoder.push([token]))
+            if decoder.stopped is not None:
+                detail = f"string {decoder.stopped!r}"
+                return Finish.STOP
+            if known >= request.limit:
+                detail = f"{request.limit - request.prompt_len} tokens"
+                return Finish.LENGTH
+            return None
+
+        outcome = match(span.tokens[span.rows - span.drafts :], targets, terminal)
+        return outcome, Verdict(decoder, "".join(text), detail)
+
+    def accept(self, verdict: Verdict, round_: Round | None, step: Step, now: float) -> None:
+        """Take over what was committed."""
+        self.steps.append(step)
+        if round_ is None:
+            return
+        self.rounds.append(round_)
+        self._decoder, self.detail = verdict.decoder, verdict.detail
+        self._first_token = self._first_token or now
+        self._last_token = now
+        self._say(verdict.text, now)
+
+    def finish(self, facts: EngineFacts, now: float) -> None:
+        """Flush the text, make the record, tell the caller."""
+        request = self.request
+        if request.finish is not Finish.STOP or not self.detail.startswith("string"):
+            self._say(self._decoder.flush(), now)
+        self.record = self._make_record(facts, now)
+        if self._on_done is not None:
+            try:
+                self._on_done(self.record)
+            except Exception as error:
+                request.error = request.error or error
+        self.done.set()
+
+    def _say(self, text: str, now: float) -> None:
+        if text:
+            self._text.append(text)
+        if self._on_delta is None:
+            return
+        try:
+            self._on_delta(
+                Delta(
+                    id=self.request.id,
+                    text=text,
+                    tokens=self.request.emitted,
+                    drafted=sum(len(r.drafted) for r in self.rounds),
+                    accepted=sum(r.accepted for r in self.rounds),
+                    cached=self.request.cached,
+                    at=self.since(now),
+                )
+            )
+        except Exception as error:  # the listener is gone; its request must not hold the batch
+            self._on_delta = None
+            self.request.cancelled = True
+            self.detail = f"listener failed: {type(error).__name__}"
+
+    def _make_record(self, facts: EngineFacts, now: float) -> RunRecord:
+        request = self.request
+        started = self._started if self._started is not None else now
+        first = self._first_token if self._first_token is not None else now
+        return RunRecord(
+            id=request.id,
+            prompt_tokens=tuple(request.tokens[: request.prompt_len]),
+            tokens=tuple(request.output),
+            text="".join(self._text),
+            pieces=tuple(self._tokenizer.piece(token) for token in request.output),
+            finish=str(request.finish),
+            finish_detail=str(request.error) if request.error is not None else self.detail,
+            params=msgspec.to_builtins(request.params, str_keys=True),
+            namespace=request.namespace,
+            cached=request.cached,
+            preemptions=request.preemptions,
+            queue_s=started - self._submitted,
+            prefill_s=first - started,
+            decode_s=(self._last_token or first) - first,
+            rounds=tuple(self.rounds),
+            steps=tuple(self.steps),
+            engine=facts,
+        )
+
+
+class Verdict:
+    """The text side of an outcome, kept until its step is committed."""
+
+    __slots__ = ("decoder", "detail", "text")
+
+    def __init__(self, decoder: StreamDecoder, text: str, detail: str) -> None:
+        self.decoder = decoder
+        self.text = text
+        self.detail = detail

@@ -1,0 +1,106 @@
+"""From a configuration to a runnable model: files, tokenizer, operation table, weights, memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from power_lab.engine.config import EngineConfig, Paths
+from power_lab.engine.models import family
+from power_lab.engine.models.decoder import Decoder
+from power_lab.engine.models.spec import ModelSpec
+from power_lab.engine.revision import code_digest, versions
+from power_lab.engine.tokenizer import Tokenizer
+from power_lab.engine.trace import EngineFacts
+from power_lab.engine.weights.gguf import GgufFile
+from power_lab.engine.weights.source import GgufSource
+from power_lab.errors import ConfigError
+from power_lab.kernels.ops import Ops
+from power_lab.kernels.table import select
+from power_lab.models import resolve
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Loaded:
+    """A model ready to run.
+
+    Attributes:
+        model: the decoder on its device; tokenizer: its text side; facts: what receipts say; context: longest request in tokens.
+        reasons: setting -> why it has the value it has.
+    """
+
+    model: Decoder
+    tokenizer: Tokenizer
+    facts: EngineFacts
+    context: int
+    reasons: dict[str, str]
+
+
+def load(config: EngineConfig, paths: Paths, progress: Progress) -> Loaded:
+    """Load the configured model.
+
+    Raises ConfigError, ModelFileError, TokenizerError or DownloadError (the model is not on this machine); nothing stays half-loaded.
+    """
+    threads = config.threads or len(os.sched_getaffinity(0))
+    ops = select("cpu", config.mode, threads, paths.kernels)
+    ops.warm_up(lambda done, total, name: progress(f"kernels: {name}", done, total))
+    entry = resolve(config.model, paths)
+    progress("model file", 0, 1)
+    file = GgufFile.open(entry.path)
+    tokenizer = Tokenizer.from_gguf(file.metadata)
+    wiring = family(file.require("general.architecture", str))
+    spec: ModelSpec = wiring.spec(file, tokenizer.vocab_size)
+    context, why = _context(config, spec)
+    weights = wiring.weights(spec, GgufSource(file), ops)
+    progress("model file", 1, 1)
+    facts = EngineFacts(
+        model=entry.name,
+        file=entry.path.name,
+        sha256=entry.sha256,
+        license=entry.license,
+        architecture=spec.architecture,
+        parameters=weights.parameters,
+        context=context,
+        vocab=spec.vocab,
+        quantisation=weights.bytes_by_type,
+        config=msgspec.to_builtins(config),
+        mode=config.mode,
+        device="cpu",
+        threads=threads,
+        digest=ops.digest(),
+        revision=code_digest(),
+        versions=versions(),
+    )
+    reasons = {
+        "device": "no GPU engine in this version: Numba kernels on the CPU",
+        "threads": f"{threads} of {os.cpu_count()} cores" + ("" if config.threads else " (all that this process may use)"),
+        "context": why,
+    }
+    return Loaded(Decoder(spec, weights, ops, context), tokenizer, facts, context, reasons)
+
+
+def from_parts(model: Decoder, tokenizer: Tokenizer, facts: EngineFacts) -> Loaded:
+    """A model that was put together by hand (tests, teaching)."""
+    return Loaded(model, tokenizer, facts, facts.context, {})
+
+
+def _context(config: EngineConfig, spec: ModelSpec) -> tuple[int, str]:
+    if config.context > spec.context:
+        raise ConfigError("context", f"{config.context} exceeds the model's {spec.context} positions", f"Use at most {spec.context}.")
+    asked = config.context or spec.context
+    if asked <= config.kv_tokens:
+        return asked, "as asked" if config.context else "the model's own limit"
+    if config.context:
+        raise ConfigError(
+            "context", f"{asked} tokens do not fit the KV pool of {config.kv_tokens}", f"Raise kv_tokens to {-(-asked // 64) * 64}."
+        )
+    return config.kv_tokens, f"the KV pool (kv_tokens); the model itself reaches {spec.context}"
+
+
+def memory_reason(ops: Ops, spec: ModelSpec) -> str:
+    return f"weights are mapped from the file; f32 KV of {spec.kv_bytes_per_token} bytes a token, touched page by page ({ops.name})"

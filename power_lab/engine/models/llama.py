@@ -1,0 +1,103 @@
+"""The Llama family: RMS norms, grouped-query attention with rotary positions, SwiGLU. Data and wiring only.
+
+Tensor names and metadata keys are those of the GGUF format document; query and key rows are stored for interleaved rotary pairs.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, TypeVar
+
+import numpy as np
+
+from power_lab.engine.models.spec import AttentionSpec, LayerWeights, ModelSpec, ModelWeights
+from power_lab.engine.weights.source import WeightSource
+from power_lab.kernels.ops import Array, Ops, Weight
+from power_lab.kernels.quants import QuantType
+
+V = TypeVar("V", int, float, str)
+
+
+class Metadata(Protocol):
+    """Typed access to a model file's metadata; `GgufFile` is one."""
+
+    def require(self, key: str, kind: type[V]) -> V: ...
+
+    def get(self, key: str, kind: type[V], default: V) -> V: ...
+
+
+def spec(meta: Metadata, vocab: int) -> ModelSpec:
+    """Read the topology. Raises ModelFileError naming a missing or absurd key."""
+    heads = meta.require("llama.attention.head_count", int)
+    width = meta.require("llama.embedding_length", int)
+    head_dim = meta.get("llama.attention.key_length", int, width // max(heads, 1))
+    attention = AttentionSpec(
+        heads=heads,
+        kv_heads=meta.get("llama.attention.head_count_kv", int, heads),
+        head_dim=head_dim,
+        rotary_dim=meta.get("llama.rope.dimension_count", int, head_dim),
+        theta=meta.get("llama.rope.freq_base", float, 10000.0),
+        interleaved=True,
+        scale=head_dim**-0.5,
+    )
+    return ModelSpec(
+        architecture="llama",
+        vocab=vocab,
+        width=width,
+        layers=meta.require("llama.block_count", int),
+        ffn=meta.require("llama.feed_forward_length", int),
+        context=meta.require("llama.context_length", int),
+        norm_eps=meta.require("llama.attention.layer_norm_rms_epsilon", float),
+        attention=attention,
+    )
+
+
+def weights(model: ModelSpec, source: WeightSource, ops: Ops) -> ModelWeights:
+    """Bind the file's tensors to the device. Raises ModelFileError naming a tensor that is missing, misshapen or left over."""
+    binder = _Binder(source, ops)
+    a = model.attention
+    embedding = binder.matrix("token_embd.weight", model.vocab, model.width)
+    layers = tuple(_layer(binder, f"blk.{i}", model, a) for i in range(model.layers))
+    final_norm = binder.vector("output_norm.weight", model.width)
+    head = binder.matrix("output.weight", model.vocab, model.width) if "output.weight" in source.names() else embedding
+    source.refuse_unused(binder.bound)
+    return ModelWeights(embedding, layers, final_norm, head, binder.bytes_by_type, binder.parameters)
+
+
+def _layer(binder: _Binder, prefix: str, model: ModelSpec, a: AttentionSpec) -> LayerWeights:
+    return LayerWeights(
+        attn_norm=binder.vector(f"{prefix}.attn_norm.weight", model.width),
+        q=binder.matrix(f"{prefix}.attn_q.weight", a.q_width, model.width),
+        k=binder.matrix(f"{prefix}.attn_k.weight", a.kv_width, model.width),
+        v=binder.matrix(f"{prefix}.attn_v.weight", a.kv_width, model.width),
+        o=binder.matrix(f"{prefix}.attn_output.weight", model.width, a.q_width),
+        ffn_norm=binder.vector(f"{prefix}.ffn_norm.weight", model.width),
+        gate=binder.matrix(f"{prefix}.ffn_gate.weight", model.ffn, model.width),
+        up=binder.matrix(f"{prefix}.ffn_up.weight", model.ffn, model.width),
+        down=binder.matrix(f"{prefix}.ffn_down.weight", model.width, model.ffn),
+    )
+
+
+class _Binder:
+    """Takes tensors from a source to a device and keeps the account."""
+
+    def __init__(self, source: WeightSource, ops: Ops) -> None:
+        self._source = source
+        self._ops = ops
+        self.bound: set[str] = set()
+        self.bytes_by_type: dict[str, int] = {}
+        self.parameters = 0
+
+    def matrix(self, name: str, rows: int, cols: int) -> Weight:
+        kind, host = self._source.matrix(name, rows, cols)
+        self._count(name, kind, host, rows * cols)
+        return self._ops.weight(kind, rows, cols, host)
+
+    def vector(self, name: str, size: int) -> Array:
+        kind, host = self._source.vector(name, size)
+        self._count(name, kind, host, size)
+        return self._ops.vector(kind, host)
+
+    def _count(self, name: str, kind: QuantType, host: np.ndarray, values: int) -> None:
+        self.bound.add(name)
+        self.bytes_by_type[kind.name] = self.bytes_by_type.get(kind.name, 0) + host.nbytes
+        self.parameters += values

@@ -1,0 +1,49 @@
+"""Prefix identity: chained digests of token blocks under a tagged root. No torch.
+
+A block's digest names everything that its KV contents depend on: the root (model, KV layout, mode, arithmetic, namespace) and all
+tokens from position 0 to its end. In exact mode equal digests mean bit-equal contents.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+
+from blake3 import blake3
+
+from power_lab.errors import ConfigError
+
+BLOCK_TOKENS = 64
+_DOMAIN = "power-lab 2026-11 prefix chain v1"
+
+
+def root(parts: Mapping[str, str]) -> bytes:
+    """Digest of what all blocks of a cache depend on; tags and lengths keep the parts apart."""
+    hasher = blake3(derive_key_context=_DOMAIN)
+    for tag, value in sorted(parts.items()):
+        for text in (tag.encode(), value.encode()):
+            hasher.update(struct.pack("<Q", len(text)))
+            hasher.update(text)
+    return hasher.digest()
+
+
+def extend(parent: bytes, tokens: Sequence[int]) -> bytes:
+    """Digest of the block that follows `parent` and holds `tokens` (exactly `BLOCK_TOKENS` of them)."""
+    if len(tokens) != BLOCK_TOKENS:
+        raise ValueError(f"a block holds {BLOCK_TOKENS} tokens, not {len(tokens)}")
+    return blake3(parent + struct.pack(f"<{BLOCK_TOKENS}i", *tokens), derive_key_context=_DOMAIN).digest()
+
+
+def chain(start: bytes, tokens: Sequence[int], blocks: int, known: list[bytes]) -> list[bytes]:
+    """Extend `known` in place to the digests of the first `blocks` blocks of `tokens`, and return it."""
+    while len(known) < blocks:
+        at = len(known) * BLOCK_TOKENS
+        known.append(extend(known[-1] if known else start, tokens[at : at + BLOCK_TOKENS]))
+    return known
+
+
+def check_namespace(key: str) -> str:
+    """Validate a caller's cache key. Raises ConfigError."""
+    if len(key) > 256 or key.strip() != key or any(ord(c) < 32 or ord(c) == 127 for c in key):
+        raise ConfigError("cache_key", "must be at most 256 characters, trimmed and free of control characters")
+    return key

@@ -1,0 +1,77 @@
+"""The runner: the only owner of the device, its caches and its workspace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from power_lab.engine import batch as batches
+from power_lab.engine import sampler
+from power_lab.engine.models.decoder import Decoder, Workspace
+from power_lab.engine.plan import StepPlan
+from power_lab.engine.request import Request
+from power_lab.engine.trace import Logprob
+from power_lab.kernels.ops import BLOCK, Ops
+
+Observer = Callable[[StepPlan, np.ndarray], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What a step's rows came to.
+
+    Attributes:
+        tokens: one draw for each sampled row, in plan order.
+        logprobs: beside them, or None when nobody asked.
+        forward_s, sample_s: seconds spent in the model and in drawing.
+    """
+
+    tokens: tuple[int, ...]
+    logprobs: list[Logprob] | None
+    forward_s: float
+    sample_s: float
+
+
+class Runner:
+    """Executes plans.
+
+    Args:
+        model: the decoder with its weights.
+        pages: KV pages, the dummy included.
+        rows, sampled: most rows and logit rows of a step.
+        clock: monotonic seconds.
+        observer: called with each plan and its logits (f32 [Q, V], valid during the call); for tests and teaching.
+    """
+
+    def __init__(
+        self, model: Decoder, *, pages: int, rows: int, sampled: int, clock: Callable[[], float], observer: Observer | None = None
+    ) -> None:
+        self.model = model
+        self.ops: Ops = model.ops
+        a = model.spec.attention
+        self.caches = tuple(self.ops.kv_cache(pages, a.kv_heads, a.head_dim) for _ in range(model.spec.layers))
+        self.workspace = Workspace.make(model.spec, self.ops, rows, sampled)
+        self._tokens = self.ops.empty((sampled,), "int32")
+        self._clock = clock
+        self.observer = observer
+
+    @property
+    def page_bytes(self) -> int:
+        return self.model.spec.kv_bytes_per_token * BLOCK
+
+    def execute(self, plan: StepPlan, requests: Mapping[int, Request]) -> Sampled:
+        """Run one step: KV is written for all rows, tokens are drawn for the sampled ones. Nothing else changes."""
+        start = self._clock()
+        logits = self.model.forward(batches.build(plan, self.ops), self.caches, self.workspace)
+        forwarded = self._clock()
+        if self.observer is not None:
+            self.observer(plan, self.ops.tohost(logits))
+        if not logits.shape[0]:
+            return Sampled((), None, forwarded - start, 0.0)
+        tokens = self._tokens[: logits.shape[0]]
+        self.ops.sample(logits, sampler.controls(plan, requests), tokens)
+        logprobs = sampler.logprobs(self.ops, logits, tokens, plan, requests)
+        drawn = tuple(self.ops.tohost(tokens).tolist())
+        return Sampled(drawn, logprobs, forwarded - start, self._clock() - forwarded)

@@ -1,0 +1,190 @@
+"""Snapshots and trace events made from the engine's state. Everything here only reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from power_lab.engine.blocks import DUMMY, BlockPool
+from power_lab.engine.config import OWNERS, EngineConfig
+from power_lab.engine.loader import Loaded, memory_reason
+from power_lab.engine.models.spec import ModelSpec
+from power_lab.engine.plan import Span, StepPlan
+from power_lab.engine.prefix import BLOCK_TOKENS
+from power_lab.engine.report import Decision, EngineStatus, MemoryPlan
+from power_lab.engine.request import Request
+from power_lab.engine.runner import Runner
+from power_lab.engine.scheduler import Outcome, Scheduler
+from power_lab.engine.speculation.transaction import Proposal
+from power_lab.engine.trace import BlockState, EngineFacts, Logprob, Round, Step
+
+
+@dataclass(slots=True)
+class Totals:
+    """Counts since the engine started."""
+
+    steps: int = 0
+    requests: int = 0
+    tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    cached_tokens: int = 0
+    prompt_tokens: int = 0
+    last_step: float | None = None
+
+    def count(self, plan: StepPlan, outcomes: Sequence[Outcome], now: float) -> None:
+        self.steps += 1
+        self.tokens += sum(len(outcome.emitted) for outcome in outcomes)
+        self.drafted += sum(span.drafts for span in plan.spans)
+        self.accepted += sum(outcome.accepted for outcome in outcomes)
+        self.last_step = now
+
+    def status(self, scheduler: Scheduler, now: float) -> EngineStatus:
+        pool = scheduler.pool
+        return EngineStatus(
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            steps=self.steps,
+            requests=self.requests,
+            tokens=self.tokens,
+            drafted=self.drafted,
+            accepted=self.accepted,
+            cached_tokens=self.cached_tokens,
+            prompt_tokens=self.prompt_tokens,
+            free_blocks=pool.free,
+            cached_blocks=pool.cached,
+            used_blocks=pool.used,
+            last_step_s=-1.0 if self.last_step is None else now - self.last_step,
+        )
+
+
+def round_of(
+    plan: StepPlan,
+    span: Span,
+    outcome: Outcome,
+    proposal: Proposal | None,
+    times: tuple[float, float, float],
+    at: float,
+    logprobs: Sequence[Logprob],
+) -> Round | None:
+    """The trace event of a sampled span; None for rows inside a prompt. `times` are forward, sample and commit seconds."""
+    if not span.sampled:
+        return None
+    drafted = span.tokens[span.rows - span.drafts :]
+    note = proposal.note if proposal is not None else ""
+    if proposal is not None and not drafted and not note:
+        note = "drafts dropped: no rows or blocks left in this step"
+    return Round(
+        step=plan.step,
+        start=span.start + span.rows - span.drafts,
+        drafted=drafted,
+        accepted=outcome.accepted,
+        emitted=outcome.emitted,
+        rows=plan.rows,
+        requests=len(plan.spans),
+        draft_s=proposal.seconds if proposal is not None else 0.0,
+        forward_s=times[0],
+        sample_s=times[1],
+        commit_s=times[2],
+        at=at,
+        logprobs=tuple(logprobs),
+        note=note,
+    )
+
+
+def step_of(plan: StepPlan, span: Span, scheduler: Scheduler, wall_s: float, at: float) -> Step:
+    pool = scheduler.pool
+    return Step(
+        step=plan.step,
+        prefill_rows=plan.phase_rows("prefill"),
+        decode_rows=plan.phase_rows("decode"),
+        verify_rows=plan.phase_rows("verify"),
+        own_rows=span.rows,
+        running=len(scheduler.running),
+        waiting=len(scheduler.waiting),
+        preempted=len(plan.preempted),
+        free_blocks=pool.free,
+        cached_blocks=pool.cached,
+        used_blocks=pool.used,
+        wall_s=wall_s,
+        at=at,
+    )
+
+
+def blocks(pool: BlockPool, requests: Sequence[Request]) -> tuple[BlockState, ...]:
+    """Every block with its owners; `tokens` counts committed tokens in it."""
+    owners: dict[int, list[int]] = {}
+    filled: dict[int, int] = {}
+    for request in requests:
+        for index, block in enumerate(request.blocks):
+            owners.setdefault(block, []).append(request.id)
+            filled[block] = max(filled.get(block, 0), min(BLOCK_TOKENS, request.computed - index * BLOCK_TOKENS))
+    return tuple(_block(pool, i, tuple(owners.get(i, ())), filled.get(i, 0)) for i in range(pool.total))
+
+
+def _block(pool: BlockPool, block_id: int, owners: tuple[int, ...], filled: int) -> BlockState:
+    block = pool[block_id]
+    if block_id == DUMMY:
+        state = "dummy"
+    elif block.refs > 1:
+        state = "shared"
+    elif block.refs:
+        state = "used"
+    else:
+        state = "free" if block.digest is None else "cached"
+    parent = pool.lookup(block.parent) if block.parent is not None else None
+    return BlockState(
+        id=block_id,
+        state=state,
+        refs=block.refs,
+        hash="" if block.digest is None else block.digest.hex(),
+        owners=owners,
+        tokens=BLOCK_TOKENS if block.digest is not None else filled,
+        parent=-1 if parent is None else parent,
+        depth=block.depth,
+    )
+
+
+def memory(facts: EngineFacts, runner: Runner, pages: int, spec: ModelSpec, resident: int) -> MemoryPlan:
+    return MemoryPlan(
+        weights=sum(facts.quantisation.values()),
+        pool=pages * runner.page_bytes,
+        pages=pages,
+        page_bytes=runner.page_bytes,
+        states=0,
+        graphs=0,
+        workspace=runner.workspace.nbytes,
+        resident=resident,
+        reason=memory_reason(runner.ops, spec),
+    )
+
+
+def explain(config: EngineConfig, loaded: Loaded) -> tuple[Decision, ...]:
+    """Settings with their owners and reasons, then the mechanisms."""
+    facts, ops = loaded.facts, loaded.model.ops
+    defaults = EngineConfig()
+    resolved = {"device": facts.device, "threads": facts.threads, "context": facts.context}
+    settings = [
+        Decision(
+            key=key,
+            value=str(resolved.get(key, getattr(config, key))),
+            owner=owner,
+            reason=loaded.reasons.get(key) or ("default" if getattr(config, key) == getattr(defaults, key) else "as asked"),
+        )
+        for key, owner in OWNERS.items()
+    ]
+    exact = facts.mode == "exact"
+    mechanisms = [
+        Decision(key="kernels", value=ops.name, owner="backend", reason=ops.reason),
+        Decision(key="arithmetic", value=facts.digest[:16], owner="backend", reason="bits are compared only where digests are equal"),
+        Decision(
+            key="exactness",
+            value="bit for bit" if exact else "not kept",
+            owner="runtime",
+            reason="row-invariant kernels, probed at load" if exact else "fast mode: library matrix products depend on the batch",
+        ),
+        Decision(key="speculation", value="lookup, ngram", owner="runtime", reason="asked per request (speculate=, width=)"),
+        Decision(key="graphs", value="off", owner="backend", reason="captured graphs need a GPU"),
+        Decision(key="kv_dtype", value="float32", owner="model", reason="CPU caches keep keys and values unquantised"),
+    ]
+    return tuple(settings + mechanisms)

@@ -1,0 +1,99 @@
+"""Sample-and-match: what is emitted is always the target's own run, cut at the first end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from power_lab.engine.request import Finish, Request, SamplingParams
+from power_lab.engine.speculation.drafters import DraftAsk, make
+from power_lab.engine.speculation.transaction import Proposer, match
+
+TOKENS = st.integers(0, 3)
+
+
+@given(st.lists(TOKENS, max_size=8), st.data())
+def test_emitted_is_a_prefix_of_the_target(drafts: list[int], data: st.DataObject) -> None:
+    targets = data.draw(st.lists(TOKENS, min_size=len(drafts) + 1, max_size=len(drafts) + 1))
+    stop = data.draw(st.sets(TOKENS, max_size=2))
+    seen: list[int] = []
+
+    def terminal(token: int) -> Finish | None:
+        seen.append(token)
+        return Finish.STOP if token in stop else None
+
+    outcome = match(drafts, targets, terminal)
+    assert list(outcome.emitted) == targets[: len(outcome.emitted)] == seen
+    common = next((i for i, (d, t) in enumerate(zip(drafts, targets, strict=False)) if d != t), len(drafts))
+    first_stop = next((i for i, t in enumerate(targets) if t in stop), len(targets))
+    assert len(outcome.emitted) == min(common + 1, first_stop + 1)
+    assert outcome.accepted == min(common, len(outcome.emitted))
+    assert (outcome.finish is None) == (first_stop > common)
+
+
+def ask(tokens: Sequence[int], width: int) -> DraftAsk:
+    return DraftAsk(7, tokens, width)
+
+
+def test_lookup_quotes_the_prompt_only() -> None:
+    drafter = make("lookup")
+    drafter.begin(7, [1, 2, 3, 4, 5, 9, 9])
+    assert drafter.propose([ask([1, 2, 3, 4, 5, 9, 9, 8, 2, 3], 3)]) == [(4, 5, 9)]
+    drafter.commit(7, [8, 6, 8, 6])
+    assert drafter.propose([ask([1, 2, 8, 6], 3)]) == [()]
+
+
+def test_ngram_also_repeats_the_output_and_runs_on_in_a_loop() -> None:
+    drafter = make("ngram")
+    drafter.begin(7, [1, 2])
+    drafter.commit(7, [8, 6, 8, 6])
+    assert drafter.propose([ask([1, 2, 8, 6, 8, 6], 5)]) == [(8, 6, 8, 6, 8)]
+    drafter.end(7)
+    with pytest.raises(KeyError):
+        drafter.propose([ask([1, 2], 1)])
+
+
+@given(st.lists(TOKENS, min_size=1, max_size=60), st.integers(1, 12), st.sampled_from(["lookup", "ngram"]))
+def test_drafts_continue_the_longest_earlier_match(tokens: list[int], width: int, name: str) -> None:
+    """Against the plain definition: longest suffix (5 to 2) that occurred before with something after it, latest occurrence."""
+    drafter = make(name)
+    drafter.begin(7, tokens)
+    (draft,) = drafter.propose([ask(tokens, width)])
+    for n in range(min(5, len(tokens)), 1, -1):
+        at = [i for i in range(len(tokens) - n) if tokens[i : i + n] == tokens[-n:]]
+        if at:
+            follow = at[-1] + n
+            want = [*tokens[follow : follow + width]]
+            period = len(want)
+            while len(want) < width:
+                want.append(want[-period])
+            assert draft == tuple(want)
+            return
+    assert draft == ()
+
+
+class Broken:
+    name = "broken"
+
+    def begin(self, request_id: int, prompt: Sequence[int]) -> None: ...
+
+    def propose(self, asks: Sequence[DraftAsk]) -> list[tuple[int, ...]]:
+        raise RuntimeError("boom")
+
+    def commit(self, request_id: int, emitted: Sequence[int]) -> None:
+        raise RuntimeError("commit boom")
+
+    def end(self, request_id: int) -> None: ...
+
+
+def test_a_drafter_that_raises_costs_drafts_and_says_so() -> None:
+    request = Request(7, 1, SamplingParams(speculate="ngram"), [1], 10, frozenset())
+    proposer = Proposer(lambda _: Broken(), lambda: 0.0)
+    proposer.begin(request)
+    assert proposer.propose({7: 4}, [request])[7].note == "broken failed: RuntimeError: boom"
+    assert request.drafts == ()
+    proposer.commit(request, [1])
+    assert proposer.propose({7: 4}, [request])[7].note == "broken failed: RuntimeError: commit boom"

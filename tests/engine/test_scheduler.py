@@ -1,0 +1,211 @@
+"""The scheduler against a toy model: any mix of budgets, pools, drafts, preemption, cancels and failures gives the same tokens.
+
+The toy's next token is a function of all tokens before it, read back through the block tables, so a wrong table, a stale block or a lost
+length changes an output.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from power_lab.engine import prefix
+from power_lab.engine.blocks import BlockPool
+from power_lab.engine.plan import StepPlan
+from power_lab.engine.request import Finish, Request, SamplingParams
+from power_lab.engine.scheduler import Limits, Outcome, Scheduler
+from power_lab.engine.speculation.transaction import match
+from power_lab.errors import QueueFull
+
+VOCAB = 7
+
+
+def next_token(context: list[int]) -> int:
+    return random.Random(repr(context)).randrange(VOCAB)
+
+
+class Toy:
+    """Pages hold token ids; the 'model' writes a row's token to its slot and reads its whole context back through the table."""
+
+    def __init__(self, total: int) -> None:
+        self.pages = [[-1] * 64 for _ in range(total)]
+
+    def run(self, plan: StepPlan) -> list[list[int]]:
+        draws = []
+        for span in plan.spans:
+            for offset, token in enumerate(span.tokens):
+                at = span.start + offset
+                self.pages[span.blocks[at // 64]][at % 64] = token
+        for span in plan.spans:
+            read = [self.pages[span.blocks[i // 64]][i % 64] for i in range(span.start + span.rows)]
+            ends = range(span.start + span.rows - span.sampled, span.start + span.rows)
+            draws.append([next_token(read[: end + 1]) for end in ends])
+        return draws
+
+
+def make(total: int, step_tokens: int, max_batch: int, reuse: bool = True, queue: int = 100) -> Scheduler:
+    limits = Limits(step_tokens=step_tokens, sampled_rows=max(max_batch, 16), max_batch=max_batch, queue=queue)
+    return Scheduler(BlockPool(total), limits, lambda name: prefix.root({"n": name}), reuse=reuse)
+
+
+def request(number: int, prompt: list[int], emit: int, width: int = 4) -> Request:
+    params = SamplingParams(max_tokens=emit, width=width, seed=0)
+    return Request(number, len(prompt), params, list(prompt), len(prompt) + emit, frozenset())
+
+
+def expected(prompt: list[int], emit: int) -> list[int]:
+    tokens = list(prompt)
+    for _ in range(emit):
+        tokens.append(next_token(tokens))
+    return tokens[len(prompt) :]
+
+
+def outcomes(scheduler: Scheduler, plan: StepPlan, draws: list[list[int]]) -> list[Outcome]:
+    by_id = {r.id: r for r in scheduler.running}
+    result = []
+    for span, targets in zip(plan.spans, draws, strict=True):
+        if not span.sampled:
+            result.append(Outcome())
+            continue
+        left = [by_id[span.request_id].limit - len(by_id[span.request_id].tokens)]
+
+        def terminal(token: int, left: list[int] = left) -> Finish | None:
+            left[0] -= 1
+            return Finish.LENGTH if left[0] == 0 else None
+
+        result.append(match(span.tokens[span.rows - span.drafts :], targets, terminal))
+    return result
+
+
+def guess(rng: random.Random, r: Request, room: int) -> tuple[int, ...]:
+    """Drafts that are right for a while, then wrong."""
+    context, drafts = list(r.tokens), []
+    for _ in range(rng.randint(0, max(room, 0))):
+        drafts.append(next_token(context) if rng.random() < 0.7 else rng.randrange(VOCAB))
+        context.append(drafts[-1])
+    return tuple(drafts)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    step_tokens=st.integers(1, 200),
+    max_batch=st.integers(1, 5),
+    reuse=st.booleans(),
+    shape=st.lists(st.tuples(st.integers(1, 200), st.integers(1, 40), st.booleans()), min_size=1, max_size=6),
+    spare=st.integers(0, 4),
+)
+def test_every_schedule_gives_the_same_tokens(
+    seed: int, step_tokens: int, max_batch: int, reuse: bool, shape: list[tuple[int, int, bool]], spare: int
+) -> None:
+    rng = random.Random(seed)
+    shared = [rng.randrange(VOCAB) for _ in range(200)]
+    most = max(prefix_len + emit for prefix_len, emit, _ in shape)
+    total = 1 + -(-most // 64) + spare  # the largest request just fits: the others get preempted
+    scheduler, toy = make(total, step_tokens, max_batch, reuse), Toy(total)
+    requests = []
+    for number, (length, emit, common) in enumerate(shape):
+        prompt = shared[:length] if common else [rng.randrange(VOCAB) for _ in range(length)]
+        requests.append(request(number, prompt, emit, rng.randint(1, 12)))
+    pending, cancelled = list(requests), set()
+    for _ in range(20_000):
+        if pending and rng.random() < 0.4:
+            scheduler.add(pending.pop(0))
+        if rng.random() < 0.02 and not scheduler.idle:
+            rng.choice(list(scheduler)).cancelled = True
+        cancelled |= {r.id for r in scheduler.expire(0.0)}
+        for r in scheduler.running:
+            r.drafts = guess(rng, r, scheduler.draft_room(r))
+        plan = scheduler.plan()
+        if plan is not None:
+            assert plan.rows <= step_tokens
+            draws = toy.run(plan)
+            if rng.random() < 0.1:
+                scheduler.abort(plan)  # a step that raised: nothing moved, and what it wrote is never read
+            else:
+                scheduler.commit(plan, outcomes(scheduler, plan, draws))
+        scheduler.check()
+        if scheduler.idle and not pending:
+            break
+    else:
+        raise AssertionError("the schedule never ends")
+    assert scheduler.pool.used == 0
+    for r, (_, emit, _) in zip(requests, shape, strict=True):
+        want = expected(r.tokens[: r.prompt_len], emit)
+        assert r.output == (want[: r.emitted] if r.id in cancelled else want)
+
+
+def test_second_request_hits_the_prefix_of_the_first() -> None:
+    scheduler, toy = make(20, 512, 4), Toy(20)
+    prompt = [i % VOCAB for i in range(150)]
+    for number in range(2):
+        scheduler.add(request(number, prompt, 3))
+        while not scheduler.idle:
+            plan = scheduler.plan()
+            assert plan is not None
+            if number == 1 and plan.spans[0].rows > 1:
+                assert plan.spans[0].start == 128, "two full blocks were cached"
+            scheduler.commit(plan, outcomes(scheduler, plan, toy.run(plan)))
+            scheduler.check()
+
+
+def test_namespaces_do_not_share() -> None:
+    scheduler, toy = make(20, 512, 4), Toy(20)
+    for number, name in enumerate(("a", "b")):
+        r = request(number, [1] * 150, 2)
+        r.namespace = name
+        scheduler.add(r)
+        while not scheduler.idle:
+            plan = scheduler.plan()
+            assert plan is not None
+            scheduler.commit(plan, outcomes(scheduler, plan, toy.run(plan)))
+        assert r.cached == 0
+
+
+def test_prompt_chunks_end_on_block_boundaries() -> None:
+    scheduler, toy = make(20, 100, 4), Toy(20)
+    scheduler.add(request(0, [1] * 200, 1))
+    ends = []
+    while not scheduler.idle:
+        plan = scheduler.plan()
+        assert plan is not None
+        ends.append(plan.spans[0].start + plan.spans[0].rows)
+        scheduler.commit(plan, outcomes(scheduler, plan, toy.run(plan)))
+    assert ends == [64, 128, 200]
+
+
+def test_full_queue_is_refused_and_changes_nothing() -> None:
+    scheduler = make(4, 10, 1, queue=1)
+    scheduler.add(request(0, [1], 1))
+    with pytest.raises(QueueFull, match="queue_limit"):
+        scheduler.add(request(1, [1], 1))
+    assert [r.id for r in scheduler] == [0]
+
+
+def test_cancel_wins_over_deadline() -> None:
+    scheduler = make(4, 10, 1)
+    late, both = request(0, [1], 1), request(1, [1], 1)
+    late.deadline = both.deadline = 5.0
+    both.cancelled = True
+    scheduler.add(late)
+    scheduler.add(both)
+    assert scheduler.expire(4.9) == [both]
+    assert scheduler.expire(5.0) == [late]
+    assert (late.finish, both.finish) == (Finish.DEADLINE, Finish.CANCELLED)
+
+
+def test_a_stale_plan_is_refused_whole() -> None:
+    scheduler, toy = make(8, 100, 2), Toy(8)
+    for number in range(2):
+        scheduler.add(request(number, [number] * 3, 5))
+    plan = scheduler.plan()
+    assert plan is not None
+    results = outcomes(scheduler, plan, toy.run(plan))
+    scheduler.commit(plan, results)
+    before = [(r.tokens[:], r.computed, r.blocks[:]) for r in scheduler]
+    with pytest.raises(AssertionError, match="moved since the plan"):
+        scheduler.commit(plan, results)
+    assert [(r.tokens, r.computed, r.blocks) for r in scheduler] == before
