@@ -78,3 +78,15 @@ class HostUnavailable(PowerLabError):
 
 class ProtocolError(PowerLabError):
     """A frame on the engine socket is malformed, too large or of another version."""
+
+
+class EvidenceError(PowerLabError, ValueError):
+    """A record or receipt is malformed, was changed, or does not fit what it is compared with.
+
+    Attributes:
+        field: dotted name of the part that is wrong, such as `claim.output` or `claim.output.sha256`.
+    """
+
+    def __init__(self, field: str, message: str, remedy: str = "") -> None:
+        super().__init__(f"{field}: {message}", remedy)
+        self.field = field

@@ -1,0 +1,191 @@
+"""A finished run: text, tokens, trace, receipt, and how it shows itself in a notebook."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from power_lab.engine.trace import RunRecord
+
+if TYPE_CHECKING:
+    import xarray
+
+    from power_lab.evidence.receipt import Receipt
+
+EVIDENCE_MIME = "application/vnd.power-lab.evidence+json"
+_LARGEST_EVIDENCE = 8192  # bytes; a larger receipt is read from `run.receipt` and not stored in every output
+
+# The same colours in JupyterLab (its variables), on GitHub and in exported HTML (the fallbacks). What a sanitizer drops only loses colour.
+_BOX = "font-family:var(--jp-ui-font-family,system-ui,sans-serif);font-size:var(--jp-ui-font-size1,13px);max-width:52em"
+_TEXT = (
+    "white-space:pre-wrap;overflow-wrap:anywhere;line-height:1.55;font-size:var(--jp-content-font-size1,14px);"
+    "font-family:var(--jp-content-font-family,system-ui,sans-serif)"
+)
+_FACTS = (
+    "margin-top:8px;padding-top:6px;border-top:1px solid rgba(128,128,128,0.3);line-height:1.7;"
+    "font-variant-numeric:tabular-nums;color:var(--jp-ui-font-color2,inherit)"
+)
+_BADGE = "border:1px solid rgba(128,128,128,0.6);border-radius:3px;padding:0 5px;margin-right:8px;white-space:nowrap"
+
+
+class Run:
+    """One finished request. It holds the record alone and no engine object, so it may be kept, pickled and compared.
+
+    Attributes:
+        record: everything that is known of the run.
+    """
+
+    def __init__(self, record: RunRecord) -> None:
+        self.record = record
+
+    @property
+    def text(self) -> str:
+        """The output text, cut at a stop string."""
+        return self.record.text
+
+    @property
+    def tokens(self) -> list[int]:
+        """The output token ids."""
+        return list(self.record.tokens)
+
+    @property
+    def finish(self) -> str:
+        """Why it ended: `stop`, `length`, `cancelled`, `deadline` or `error`."""
+        return str(self.record.finish)
+
+    @cached_property
+    def trace(self) -> xarray.Dataset:
+        """The trace as a dataset (see `power_lab.evidence.dataset`). Raises EvidenceError if the record contradicts itself."""
+        from power_lab.evidence.dataset import trace_dataset
+
+        return trace_dataset(self.record)
+
+    @cached_property
+    def receipt(self) -> Receipt:
+        """What the run claims, bound by digests. Raises EvidenceError if a value has no exact JSON form."""
+        from power_lab.evidence.receipt import Receipt
+
+        return Receipt.of(self.record)
+
+    @property
+    def drafted(self) -> int:
+        """Draft tokens that were verified."""
+        return sum(len(entry.drafted) for entry in self.record.rounds)
+
+    @property
+    def accepted(self) -> int:
+        """Draft tokens that were accepted."""
+        return sum(entry.accepted for entry in self.record.rounds)
+
+    @property
+    def acceptance(self) -> float | None:
+        """Accepted over drafted tokens; None if nothing was drafted."""
+        return self.accepted / self.drafted if self.drafted else None
+
+    @property
+    def tokens_per_pass(self) -> float | None:
+        """Output tokens per pass of the target model that emitted any; None without a pass."""
+        return len(self.record.tokens) / len(self.record.rounds) if self.record.rounds else None
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Decoding speed in tokens/s: the tokens after the first round over the time from the first token to the last.
+
+        None when the output ended in the first round. Waiting and prefill are not in it; see `summary()` for those.
+        """
+        record = self.record
+        later = len(record.tokens) - len(record.rounds[0].emitted) if record.rounds else 0
+        return later / record.decode_s if later > 0 and record.decode_s > 0 else None
+
+    def summary(self) -> dict[str, str | int | float | None]:
+        """The run in one flat row: counts, rates and times in seconds, for tables."""
+        record = self.record
+        return {
+            "model": record.engine.model,
+            "mode": record.engine.mode,
+            "finish": self.finish,
+            "prompt_tokens": len(record.prompt_tokens),
+            "cached_tokens": record.cached,
+            "tokens": len(record.tokens),
+            "rounds": len(record.rounds),
+            "drafted": self.drafted,
+            "accepted": self.accepted,
+            "acceptance": self.acceptance,
+            "tokens_per_pass": self.tokens_per_pass,
+            "tokens_per_s": self.tokens_per_s,
+            "queue_s": record.queue_s,
+            "prefill_s": record.prefill_s,
+            "decode_s": record.decode_s,
+            "preemptions": record.preemptions,
+            "drafter": str(record.params.get("speculate", "off")),
+            "seed": _seed(record),
+        }
+
+    def facts(self) -> list[str]:
+        """The short facts under the text, in words."""
+        record = self.record
+        facts = [_count(len(record.tokens), "token")]
+        if self.tokens_per_s is not None:
+            facts.append(f"{self.tokens_per_s:.1f} tok/s")
+        if record.cached:
+            facts.append(f"{record.cached:,} of {_count(len(record.prompt_tokens), 'prompt token')} cached")
+        if self.drafted:
+            facts.append(f"{self.accepted:,} of {_count(self.drafted, 'draft')} accepted")
+        facts.append(_ending(record))
+        seed = _seed(record)
+        if seed is not None:
+            facts.append(f"seed {seed}")
+        return facts
+
+    def to_html(self) -> str:
+        """A small self-contained fragment: no scripts, no style sheets, nothing loaded."""
+        record = self.record
+        text = escape(record.text) if record.text else "<i>no text</i>"
+        # One space around the dots lets the line wrap between facts and nowhere else.
+        facts = " · ".join(f'<span style="white-space:nowrap">{escape(fact)}</span>' for fact in self.facts())
+        return (
+            f'<div style="{_BOX}"><div dir="auto" style="{_TEXT}">{text}</div>'
+            f'<div style="{_FACTS}"><span style="{_BADGE}" title="{escape(_promise(record))}">{escape(record.engine.mode)}</span>'
+            f"{facts}</div></div>"
+        )
+
+    def __repr__(self) -> str:
+        return f"{self.record.text}\n[{self.record.engine.mode} · {' · '.join(self.facts())}]"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Run) and self.record == other.record
+
+    __hash__ = None  # type: ignore[assignment]  # a record holds dictionaries
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+        bundle: dict[str, Any] = {"text/plain": repr(self), "text/html": self.to_html()}
+        if len(self.receipt.json) <= _LARGEST_EVIDENCE:
+            bundle[EVIDENCE_MIME] = self.receipt.data
+        return bundle
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def _seed(record: RunRecord) -> int | None:
+    seed = record.params.get("seed")
+    return seed if isinstance(seed, int) else None
+
+
+def _ending(record: RunRecord) -> str:
+    words = {
+        "stop": "ended by itself",
+        "length": "reached its token limit",
+        "cancelled": "cancelled",
+        "deadline": "ran out of time",
+        "error": f"failed: {record.finish_detail}",
+    }
+    return words.get(str(record.finish), str(record.finish))
+
+
+def _promise(record: RunRecord) -> str:
+    if record.engine.mode == "exact":
+        return "Exact mode: these tokens do not depend on batch, prompt chunks, cache, speculation or preemption."
+    return "Fast mode: the tokens may depend on batch, prompt chunks, cache and speculation."
