@@ -1,7 +1,7 @@
 """Byte-level BPE tokenizers built from a GGUF file's own vocabulary, merges and token types.
 
-The merging itself is the `tokenizers` library's. What counts as a special token comes from the file's token types alone, never from how
-a token looks; whether a text may contain them is the caller's explicit choice.
+The merging itself is the `tokenizers` library's. What counts as a special token comes from the file's token types alone,
+never from how a token looks; whether a text may contain them is the caller's explicit choice.
 """
 
 from __future__ import annotations
@@ -52,7 +52,10 @@ class PreTokenizer:
 
 
 _GPT2 = r"'(?:s|t|re|ve|m|ll|d)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "gpt-2": PreTokenizer((_GPT2,)),
     "smollm": PreTokenizer((r"\p{N}", _GPT2)),
@@ -160,10 +163,11 @@ class Tokenizer:
 
         Args:
             text: any text. No end token is ever appended: a prompt is there to be continued.
-            special: whether control tokens written in the text become those tokens (template output) or stay plain text (what a
-                user typed). User-defined tokens are ordinary vocabulary and are found in both.
-            bos: whether this is the start of a prompt. The one rule: the model's beginning-of-text token is then put first if the
-                file asks for it (`add_bos`) and the ids do not begin with it already, so a template that writes it never doubles it.
+            special: whether control tokens written in the text become those tokens (template output) or stay plain text
+                (what a user typed). User-defined tokens are ordinary vocabulary and are found in both.
+            bos: whether this is the start of a prompt. The one rule: the model's beginning-of-text token is then put
+                first if the file asks for it (`add_bos`) and the ids do not begin with it already, so a template that
+                writes it never doubles it.
 
         Raises TokenizerError when the text holds lone surrogates.
         """
@@ -201,9 +205,8 @@ class Tokenizer:
 
     def lost(self, text: str) -> str:
         """The characters of a text that the vocabulary cannot hold (see `missing_bytes`), each once, in order."""
-        return "".join(
-            dict.fromkeys(c for c in text if not self.missing_bytes.isdisjoint(c.encode("utf-8", "replace")))
-        )
+        gone = self.missing_bytes
+        return "".join(dict.fromkeys(char for char in text if not gone.isdisjoint(char.encode("utf-8", "replace"))))
 
     def _text(self, token: int | None) -> str:
         return "" if token is None else self.token_bytes(token).decode("utf-8", "replace")
