@@ -1,7 +1,7 @@
 """Byte-level BPE tokenizers built from a GGUF file's own vocabulary, merges and token types.
 
-The merging itself is the `tokenizers` library's. What counts as a special token comes from the file's token types alone,
-never from how a token looks; whether a text may contain them is the caller's explicit choice.
+The merging itself is the `tokenizers` library's. What counts as a special token comes from the file's token types
+alone, never from how a token looks; whether a text may contain them is the caller's explicit choice.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ _LLAMA3 = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 PRE_TOKENIZERS: dict[str, PreTokenizer] = {
+    "default": PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")),
     "gpt-2": PreTokenizer((_GPT2,)),
     "smollm": PreTokenizer((r"\p{N}", _GPT2)),
     "llama-bpe": PreTokenizer((_LLAMA3,), whole_words=True, bos=True),
@@ -166,8 +167,8 @@ class Tokenizer:
             special: whether control tokens written in the text become those tokens (template output) or stay plain text
                 (what a user typed). User-defined tokens are ordinary vocabulary and are found in both.
             bos: whether this is the start of a prompt. The one rule: the model's beginning-of-text token is then put
-                first if the file asks for it (`add_bos`) and the ids do not begin with it already, so a template that
-                writes it never doubles it.
+                first if the file asks for it (`add_bos`) and the ids do not begin with it already, so that a template
+                which writes it never doubles it.
 
         Raises TokenizerError when the text holds lone surrogates.
         """
@@ -187,7 +188,7 @@ class Tokenizer:
         return ids
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes that a token stands for; a special token's are its name. Raises TokenizerError for an unknown id."""
+        """The bytes that a token stands for; a special token gives its name. TokenizerError for an unknown id."""
         kind = self._types[self._checked("token id", token)]
         if kind == NORMAL:
             return self._tokens[token].translate(_BYTE).encode("latin-1")
