@@ -1,0 +1,65 @@
+"""The compiled entry points, their exact argument types, and the on-disk cache they come from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numba
+from numba import types
+
+from power_lab.kernels.numba import attention, embed, linear, logprobs, norm, rope, sample
+
+B, I, F = types.boolean, types.int64, types.float64
+
+
+def _array(element: types.Type, dims: int) -> types.Array:
+    return types.Array(element, dims, "C")
+
+
+f1, f2, f3, f4 = (_array(types.float32, dims) for dims in (1, 2, 3, 4))
+i1, i2 = (_array(types.int32, dims) for dims in (1, 2))
+l1, l2 = (_array(types.int64, dims) for dims in (1, 2))
+d2 = _array(types.float64, 2)
+
+ENTRIES: dict[str, tuple[Any, tuple[types.Type, ...]]] = {
+    "linear": (linear.linear, (f2, l2, f2, f2, B)),
+    "attention": (attention.attention, (f2, i1, i1, i2, I, F, f4, f4, f2, f2)),
+    "norm_serial": (norm.norm_serial, (f2, f2, f1, F, f2)),
+    "norm_parallel": (norm.norm_parallel, (f2, f2, f1, F, f2, I)),
+    "rope_write_serial": (rope.rope_write_serial, (f2, i1, l1, f3, B, I, f4, f4)),
+    "rope_write_parallel": (rope.rope_write_parallel, (f2, i1, l1, f3, B, I, f4, f4, I)),
+    "embed": (embed.embed, (l2, i1, f2, f2)),
+    "gather": (embed.gather, (f2, i1, f2)),
+    "sample": (sample.sample, (f2, f2, l2, i1, l2, i1, f1, i1, f3, i2, l2, d2)),
+    "logprobs": (logprobs.logprobs, (f2, i1, f1, i2, f2, I)),
+}
+"""name -> (kernel, argument types). Python numbers arrive as int64 and float64; kernels round the latter to f32 themselves."""
+
+
+@contextmanager
+def cache_at(folder: Path) -> Iterator[None]:
+    """Let kernels that enable caching inside the block use `folder`."""
+    before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(folder)
+    try:
+        yield
+    finally:
+        numba.config.CACHE_DIR = before
+
+
+def open_cache(folder: Path) -> str:
+    """Point every entry at `folder`; return "" or the reason why kernels will be compiled anew in each process.
+
+    Numba notices changes of an entry's own file only, so the caller puts the digest of all sources into the folder's name.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / ".writable").touch()
+    except OSError as error:
+        return f"the kernel cache {folder} cannot be written: {error}"
+    with cache_at(folder):
+        for kernel, _ in ENTRIES.values():
+            kernel.enable_caching()
+    return ""

@@ -1,0 +1,37 @@
+"""What decides the bits of these kernels, as one digest."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import llvmlite
+import numba
+from numba.core.registry import cpu_target
+
+from power_lab.kernels.numba import attention, norm, rope, tiles
+
+DOMAIN = b"power-lab/arithmetic/numba/1"
+
+
+def instruction_path() -> str:
+    """Target triple, processor name and features that Numba compiles for."""
+    return "|".join(map(str, cpu_target.target_context.codegen().magic_tuple()))
+
+
+def sources() -> list[Path]:
+    """Every file whose text can change a kernel."""
+    here = Path(__file__).parent
+    return sorted(here.glob("*.py")) + [here.parent / name for name in ("ops.py", "quants.py")]
+
+
+def digest() -> str:
+    """Hex SHA-256 over instruction path, compiler versions, reduction plans and kernel sources. Threads do not change bits: not in it."""
+    h = hashlib.sha256(DOMAIN)
+    parts = [instruction_path(), numba.__version__, llvmlite.__version__, tiles.PLAN, norm.PLAN, rope.PLAN, attention.PLAN]
+    for path in sources():
+        parts += [path.name, hashlib.sha256(path.read_bytes()).hexdigest()]
+    for part in parts:
+        data = part.encode()
+        h.update(len(data).to_bytes(8, "little") + data)
+    return h.hexdigest()

@@ -1,0 +1,131 @@
+"""The plain truth of every operation, in torch: short, slow, double precision. Kernels are tested against it.
+
+Functions take and return dense tensors; paging, fusion and layouts are the kernels' business.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from power_lab.kernels.quants import QuantType, row_bytes
+
+
+def dequantize(type: QuantType, data: np.ndarray, rows: int, cols: int) -> Tensor:
+    """f32 [rows, cols] of a stored matrix; `data` is any array of its bytes. Source: ggml's block formats."""
+    raw = torch.from_numpy(np.array(data).view(np.uint8).reshape(rows, row_bytes(type, cols)))
+    if type == QuantType.F32:
+        return raw.view(torch.float32)
+    if type in (QuantType.F16, QuantType.BF16):
+        return raw.view(torch.float16 if type == QuantType.F16 else torch.bfloat16).float()
+    blocks = raw.reshape(rows * cols // 32, -1)
+    scale = blocks[:, :2].contiguous().view(torch.float16).float()
+    if type == QuantType.Q8_0:
+        return (scale * blocks[:, 2:].contiguous().view(torch.int8).float()).reshape(rows, cols)
+    minimum = blocks[:, 2:4].contiguous().view(torch.float16).float()
+    nibbles = torch.cat([blocks[:, 4:] & 15, blocks[:, 4:] >> 4], dim=1)
+    return (scale * nibbles.float() + minimum).reshape(rows, cols)
+
+
+def linear(x: Tensor, weight: Tensor) -> Tensor:
+    """x [R, K], weight [N, K] -> f64 [R, N]."""
+    return x.double() @ weight.double().T
+
+
+def gate_up(x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
+    """silu(x Wg^T) * (x Wu^T)."""
+    return torch.nn.functional.silu(linear(x, gate)) * linear(x, up)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    x = x.double()
+    return x / (x.square().mean(dim=-1, keepdim=True) + eps).sqrt() * weight.double()
+
+
+def rope_tables(positions: int, rotary_dim: int, theta: float) -> Tensor:
+    """f64 [positions, rotary_dim / 2, 2]: cosine and sine."""
+    frequency = theta ** -(torch.arange(0, rotary_dim, 2, dtype=torch.float64) / rotary_dim)
+    angle = torch.outer(torch.arange(positions, dtype=torch.float64), frequency)
+    return torch.stack([angle.cos(), angle.sin()], dim=-1)
+
+
+def rope(heads: Tensor, turn: Tensor, interleaved: bool) -> Tensor:
+    """Rotate [R, H, D] by `turn` [R, rotary_dim / 2, 2]; dimensions beyond rotary_dim pass."""
+    half = turn.shape[1]
+    out = heads.double().clone()
+    first, second = (slice(0, 2 * half, 2), slice(1, 2 * half, 2)) if interleaved else (slice(0, half), slice(half, 2 * half))
+    a, b, cos, sin = heads[..., first].double(), heads[..., second].double(), turn[:, None, :, 0], turn[:, None, :, 1]
+    out[..., first], out[..., second] = a * cos - b * sin, a * sin + b * cos
+    return out
+
+
+def attention(q: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+    """One row over its keys: q [H, D], keys and values [n, KV heads, D] -> f64 [H, D]."""
+    group = q.shape[0] // keys.shape[1]
+    k, v = (t.double().repeat_interleave(group, dim=1) for t in (keys, values))
+    weights = torch.softmax(scale * torch.einsum("hd,nhd->hn", q.double(), k), dim=-1)
+    return torch.einsum("hn,nhd->hd", weights, v)
+
+
+def philox(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:
+    """Philox4x32-10 (Salmon et al. 2011)."""
+    mask = (1 << 32) - 1
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(10):
+        p0, p1 = 0xD2511F53 * c0, 0xCD9E8D57 * c2
+        c0, c1, c2, c3 = (p1 >> 32) ^ c1 ^ k0, p1 & mask, (p0 >> 32) ^ c3 ^ k1, p0 & mask
+        k0, k1 = (k0 + 0x9E3779B9) & mask, (k1 + 0xBB67AE85) & mask
+    return c0, c1, c2, c3
+
+
+def noise_word(seed: int, position: int, token: int) -> int:
+    """The 32 random bits of one token at one position: word (token / 16) % 4 of lane token % 16 of its group of 64."""
+    mask = (1 << 32) - 1
+    counter = (token // 64 * 16 + token % 16, 0, position & mask, position >> 32)
+    return philox(counter, (seed & mask, seed >> 32))[token // 16 % 4]
+
+
+def gumbel(seed: int, position: int, token: int) -> float:
+    """Standard Gumbel noise, keyed by (seed, position, token)."""
+    u = (noise_word(seed, position, token) + 0.5) * 2.0**-32
+    return float(-np.log(-np.log1p(-u)))
+
+
+def penalise(logits: Tensor, history: list[int], generated: list[int], repetition: float, presence: float, bias: dict[int, float]) -> Tensor:
+    """f64 [V]: repetition over `history` (which includes `generated`), presence over `generated`, then biases."""
+    z = logits.double().clone()
+    for token in set(history):
+        z[token] = z[token] / repetition if z[token] > 0 else z[token] * repetition
+    for token in set(generated):
+        z[token] -= presence
+    for token, value in bias.items():
+        z[token] += value
+    return z
+
+
+def survivors(z: Tensor, top_k: int, top_p: float, min_p: float) -> Tensor:
+    """bool [V]: what top-k, then top-p over what top-k left, then min-p keep. z is already divided by the temperature."""
+    order = torch.sort(-z, stable=True).indices
+    if top_k > 0:
+        order = order[:top_k]
+    mass = torch.softmax(z[order], dim=0)
+    before = mass.cumsum(0) - mass
+    keep = order[(before < top_p) & (mass >= min_p * mass[0])] if top_p < 1 else order[mass >= min_p * mass[0]]
+    alive = torch.zeros(z.shape[0], dtype=torch.bool)
+    alive[keep if len(keep) else order[:1]] = True
+    return alive
+
+
+def sample(z: Tensor, temperature: float, top_k: int, top_p: float, min_p: float, seed: int, position: int) -> int:
+    """The token that Gumbel-max draws from penalised logits z [V]; temperature 0 takes the largest, the lowest id on a tie."""
+    if temperature == 0:
+        return int((z == z.max()).nonzero()[0])
+    y = z.double() / temperature
+    noise = torch.tensor([gumbel(seed, position, t) for t in range(len(y))], dtype=torch.float64)
+    return int((y + noise).masked_fill(~survivors(y, top_k, top_p, min_p), -torch.inf).argmax())
+
+
+def logprobs(logits: Tensor) -> Tensor:
+    return torch.log_softmax(logits.double(), dim=-1)

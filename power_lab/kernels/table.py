@@ -1,0 +1,48 @@
+"""Which operations run where: the one table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from power_lab.errors import ConfigError
+from power_lab.kernels.ops import Ops
+
+
+def _exact_cpu(threads: int, cache_dir: Path) -> Ops:
+    from power_lab.kernels.numba.ops import NumbaOps
+
+    return NumbaOps(cache_dir, threads)
+
+
+def _fast_cpu(threads: int, cache_dir: Path) -> Ops:
+    from power_lab.kernels.torch_fast import TorchFastOps
+
+    return TorchFastOps(cache_dir, threads)
+
+
+TABLE: dict[tuple[str, str], Callable[[int, Path], Ops]] = {
+    ("cpu", "exact"): _exact_cpu,
+    ("cpu", "fast"): _fast_cpu,
+}
+"""(device, mode) -> maker. Makers import their library, so that naming a device loads nothing."""
+
+
+def select(device: str, mode: str, threads: int, cache_dir: Path) -> Ops:
+    """The operations for a device and mode.
+
+    Args:
+        device: "cpu".
+        mode: "exact" (row invariant, the default everywhere) or "fast".
+        threads: worker threads of CPU kernels, at least 1.
+        cache_dir: folder for compiled kernels.
+
+    Raises:
+        ConfigError: naming `device`, `mode` or `threads`.
+    """
+    for key, value, known in (("device", device, {d for d, _ in TABLE}), ("mode", mode, {m for d, m in TABLE if d == device})):
+        if value not in known:
+            raise ConfigError(key, f"{value!r} has no kernels.", f"Use one of {', '.join(sorted(known))}.")
+    if threads < 1:
+        raise ConfigError("threads", f"{threads} is not a thread count.", "Use 1 or more; the number of cores is a good start.")
+    return TABLE[device, mode](threads, cache_dir)

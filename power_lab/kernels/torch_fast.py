@@ -1,0 +1,50 @@
+"""The `fast` mode of the CPU: torch's matrix products in place of ours.
+
+torch chooses its reduction order by the number of rows, so a token's bits depend on its company: this mode is here to measure what
+exactness costs and to show what goes wrong without it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from power_lab.kernels.numba.ops import NumbaOps
+from power_lab.kernels.ops import Array, Weight
+
+
+class TorchFastOps(NumbaOps):
+    """`NumbaOps` with linears through torch, on weights unpacked once to f32. Not row invariant."""
+
+    mode = "fast"
+
+    def __init__(self, cache_dir: Path, threads: int) -> None:
+        import torch
+
+        super().__init__(cache_dir, threads)
+        torch.set_num_threads(threads)
+        self._torch = torch
+        self._unpacked: dict[tuple[Weight, ...], Any] = {}
+        self._digest = hashlib.sha256(f"power-lab/arithmetic/torch-fast/1|{torch.__version__}|{super().digest()}".encode()).hexdigest()
+
+    def linear(self, x: Array, weights: tuple[Weight, ...], out: Array) -> None:
+        self._torch.mm(self._torch.from_numpy(x), self._matrix(weights).T, out=self._torch.from_numpy(out))
+
+    def gate_up(self, x: Array, gate: Weight, up: Weight, out: Array) -> None:
+        both = self._torch.from_numpy(x) @ self._matrix((gate, up)).T
+        product = self._torch.nn.functional.silu(both[:, : gate.rows]) * both[:, gate.rows :]
+        self._torch.from_numpy(out).copy_(product)
+
+    def _matrix(self, weights: tuple[Weight, ...]) -> Any:
+        """The stacked weights as an f32 tensor [sum N, K]."""
+        if weights not in self._unpacked:
+            host = np.empty((sum(w.rows for w in weights), weights[0].cols), np.float32)
+            start = 0
+            for weight in weights:
+                self.embed(weight, np.arange(weight.rows, dtype=np.int32), host[start : start + weight.rows])
+                start += weight.rows
+            self._unpacked[weights] = self._torch.from_numpy(host)
+        return self._unpacked[weights]
