@@ -1,0 +1,56 @@
+"""What the host needs of an engine. `power_lab.engine.engine.Engine` has it, a test's stand-in too, and so has a client's RemoteEngine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from power_lab.engine.config import EngineConfig, Paths
+from power_lab.engine.report import Decision, EngineStatus, MemoryPlan
+from power_lab.engine.request import SamplingParams
+from power_lab.engine.trace import BlockState, Delta, EngineFacts, RunRecord
+
+Prompting = str | Sequence[int] | Sequence[Mapping[str, str]]
+OnDelta = Callable[[Delta], None]
+OnDone = Callable[[RunRecord], None]
+OnProgress = Callable[[str, int, int], None]
+
+
+class TicketLike(Protocol):
+    """One run in flight."""
+
+    @property
+    def id(self) -> int: ...
+    def cancel(self) -> None: ...
+    def result(self, timeout: float | None = None) -> RunRecord: ...
+
+
+class EngineLike(Protocol):
+    """One engine."""
+
+    @property
+    def facts(self) -> EngineFacts: ...
+    def submit(
+        self,
+        prompt: Prompting,
+        params: SamplingParams,
+        *,
+        chat: bool | None = None,
+        cache_key: str = "",
+        deadline_s: float | None = None,
+        on_delta: OnDelta | None = None,
+        on_done: OnDone | None = None,
+    ) -> TicketLike: ...
+    def explain(self) -> tuple[Decision, ...]: ...
+    def memory(self) -> MemoryPlan: ...
+    def blocks(self) -> tuple[BlockState, ...]: ...
+    def status(self) -> EngineStatus: ...
+    def tokenize(self, text: str) -> list[int]: ...
+    def continuation(self, prompt_tokens: Sequence[int], output_tokens: Sequence[int], message: str) -> list[int]: ...
+    def close(self) -> None: ...
+
+
+class Factory(Protocol):
+    """How an engine is made; loading happens in here."""
+
+    def __call__(self, config: EngineConfig, *, paths: Paths, progress: OnProgress) -> EngineLike: ...

@@ -1,0 +1,299 @@
+"""One connection to the engine host. Thread-safe and synchronous; a reader thread hands replies to whoever waits for them."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import queue
+import socket
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+import power_lab
+from power_lab.engine.config import EngineConfig, HostSettings, Paths
+from power_lab.engine.host import process
+from power_lab.engine.host import protocol as wire
+from power_lab.engine.host.api import OnProgress
+from power_lab.engine.revision import code_digest
+from power_lab.errors import HostUnavailable, PowerLabError, ProtocolError
+
+HANDSHAKE_S = 10.0
+SETTLE_S = 30.0  # how long a cancelled run may take to come back: one engine step
+
+
+class HostMismatch(HostUnavailable):
+    """The running host is of another version; `welcome` says of which."""
+
+    def __init__(self, welcome: wire.Welcome) -> None:
+        super().__init__(
+            f"The running engine host (pid {welcome.pid}) is power-lab {welcome.package} with code {welcome.revision[:12]}, "
+            f"protocol {welcome.protocol}; this is {power_lab.__version__} with code {code_digest()[:12]}, "
+            f"protocol {wire.PROTOCOL}.",
+            "lab.replace_host() ends it after its running requests and starts one of this version.",
+        )
+        self.welcome = welcome
+
+
+class Mailbox:
+    """Replies to one request. Iterating gives them until the last one; a Failure is raised as its typed error."""
+
+    def __init__(self, client: HostClient, request: int, listener: Callable[[wire.Reply], None] | None = None) -> None:
+        self.id = request
+        self._client = client
+        self._listener = listener
+        self._replies: queue.SimpleQueue[wire.Reply | PowerLabError] = queue.SimpleQueue()
+
+    def put(self, reply: wire.Reply | PowerLabError) -> None:
+        """Called by the reader thread."""
+        if self._listener is not None and not isinstance(reply, PowerLabError):
+            with contextlib.suppress(Exception):  # a listener's error is its own; other requests share this thread
+                self._listener(reply)
+        self._replies.put(reply)
+
+    def next(self, timeout: float | None = None) -> wire.Reply:
+        """Wait for the next reply. Raises TimeoutError after `timeout` seconds, or the typed error of the reply."""
+        try:
+            reply = self._replies.get(timeout=timeout)
+        except queue.Empty:
+            raise TimeoutError(f"Request {self.id} is not answered after {timeout} s; it goes on.") from None
+        if isinstance(reply, PowerLabError):
+            raise reply
+        if isinstance(reply, wire.Failure):
+            raise wire.error_of(reply)
+        return reply
+
+
+class HostClient:
+    """A connection. Made by `connect` or `find`; closed by `close`, by the host's end, or in a forked child.
+
+    Raises from every call: HostUnavailable when the host has gone, and the typed error that the host sent.
+    """
+
+    def __init__(self, sock: socket.socket, settings: HostSettings, *, observer: bool = False) -> None:
+        self._sock = sock
+        self._pid = os.getpid()
+        self._numbers = itertools.count(1)
+        self._mail: dict[int, Mailbox] = {}
+        self._lock = threading.Lock()
+        self._sending = threading.Lock()
+        self._gone: HostUnavailable | None = None
+        self._peer = process.peer_pid(sock)
+        self.welcome = self._greet(settings.client_name(), observer)
+        os.register_at_fork(after_in_child=_closer(weakref.ref(self)))
+        threading.Thread(target=self._read, name="power-lab-client", daemon=True).start()
+
+    @classmethod
+    def connect(cls, paths: Paths, settings: HostSettings) -> HostClient:
+        """Connect, starting a host when there is none. An unused host of another version is replaced without asking.
+
+        Raises HostUnavailable; HostMismatch when a host of another version is in use.
+        """
+        try:
+            return cls(process.reach(paths, settings), settings)
+        except HostMismatch as error:
+            if error.welcome.engines or error.welcome.clients:
+                raise
+        replace(paths)
+        return cls(process.reach(paths, settings), settings)
+
+    @classmethod
+    def find(cls, paths: Paths, settings: HostSettings, *, observer: bool = True) -> HostClient | None:
+        """Connect to a host that is there (as an observer by default), or None."""
+        sock = process.find(paths)
+        return None if sock is None else cls(sock, settings, observer=observer)
+
+    @property
+    def open(self) -> bool:
+        """Whether calls can be made: not after the end of the host, `close`, or a fork."""
+        return self._gone is None and self._pid == os.getpid()
+
+    # --- calls ------------------------------------------------------------------------------------------------------------------
+
+    def load(self, config: EngineConfig, *, replaces: str = "", progress: OnProgress | None = None) -> wire.Loaded:
+        """Load or share an engine; `progress(stage, done, total)` is called in this thread. Raises what loading raises, EngineInUse."""
+        with self.ask(lambda number: wire.Load(id=number, config=_located(config), replaces=replaces)) as mail:
+            while True:
+                reply = mail.next()
+                if isinstance(reply, wire.Loaded):
+                    return reply
+                if isinstance(reply, wire.Progress) and progress is not None:
+                    progress(reply.stage, reply.done, reply.total)
+
+    def query(self, kind: wire.QueryKind, engine: str = "", **fields: Any) -> Any:
+        """Ask for a value of the type in `protocol.ANSWERS`."""
+        with self.ask(lambda number: wire.Query(id=number, kind=kind, engine=engine, **fields)) as mail:
+            return msgspec.msgpack.decode(_value(mail.next()), type=wire.ANSWERS[kind])
+
+    def status(self) -> wire.HostStatus:
+        """Clients and engines of the host."""
+        return self.query("engines")
+
+    def unload(self, engine: str) -> None:
+        """Drop the lease on an engine; unused, it is closed at once."""
+        with self.ask(lambda number: wire.Unload(id=number, engine=engine)) as mail:
+            mail.next()
+
+    def shutdown(self, *, drain: bool = True) -> None:
+        """End the host and wait for its end. Raises EngineInUse naming other live clients."""
+        with self.ask(lambda number: wire.Shutdown(id=number, drain=drain)) as mail:
+            mail.next()
+        process.wait_for_end(self._peer)
+        self.close()
+
+    @contextlib.contextmanager
+    def ask(
+        self, frame: Callable[[int], Any], listener: Callable[[wire.Reply], None] | None = None
+    ) -> Iterator[Mailbox]:
+        """Send the frame that `frame(id)` makes and yield the mailbox of its replies."""
+        mail = self.open_mail(listener)
+        try:
+            self.send(frame(mail.id))
+            yield mail
+        finally:
+            self.close_mail(mail)
+
+    def open_mail(self, listener: Callable[[wire.Reply], None] | None = None) -> Mailbox:
+        """A mailbox with a fresh request id."""
+        mail = Mailbox(self, next(self._numbers), listener)
+        with self._lock:
+            self._raise_if_gone()
+            self._mail[mail.id] = mail
+        return mail
+
+    def close_mail(self, mail: Mailbox) -> None:
+        """No more replies are wanted."""
+        with self._lock:
+            self._mail.pop(mail.id, None)
+
+    def send(self, frame: wire.Request) -> None:
+        """Send one frame whole. What cannot be sent whole ends the connection, since the host could not read on."""
+        data = wire.pack(frame, wire.REQUEST_LIMIT)
+        with self._sending:
+            self._raise_if_gone()
+            try:
+                self._sock.sendall(data)
+            except OSError as error:
+                self._end(f"sending failed: {error.strerror}")
+                self._raise_if_gone()
+            except BaseException:
+                self._end("a send was interrupted")
+                raise
+
+    def close(self) -> None:
+        """Leave. Leases end; runs of this client are cancelled."""
+        if self.open:
+            with contextlib.suppress(PowerLabError):
+                self.send(wire.Bye())
+        self._end("this client closed it")
+
+    # --- inside -----------------------------------------------------------------------------------------------------------------
+
+    def _greet(self, name: str, observer: bool) -> wire.Welcome:
+        hello = wire.Hello(
+            protocol=wire.PROTOCOL,
+            package=power_lab.__version__,
+            revision=code_digest(),
+            client=name,
+            observer=observer,
+        )
+        try:
+            self._sock.settimeout(HANDSHAKE_S)
+            self._sock.sendall(wire.pack(hello, wire.HELLO_LIMIT))
+            body = wire.receive_frame(self._sock, wire.REPLY_LIMIT)
+            if body is None:
+                raise HostUnavailable("The engine host ended the connection at once.", "It may be ending: try again.")
+            welcome = wire.reply_of(body)
+            self._sock.settimeout(None)
+        except TimeoutError:
+            self._sock.close()
+            raise HostUnavailable(
+                f"The engine host (pid {self._peer}) does not answer.",
+                "If it is stuck, end that process; a new one starts by itself.",
+            ) from None
+        except (OSError, PowerLabError) as error:
+            self._sock.close()
+            raise HostUnavailable(f"The engine host (pid {self._peer}) gave no welcome: {error}") from None
+        if not isinstance(welcome, wire.Welcome):
+            self._sock.close()
+            raise HostUnavailable(f"The engine host refused: {getattr(welcome, 'message', type(welcome).__name__)}")
+        if (welcome.protocol, welcome.package, welcome.revision) != (hello.protocol, hello.package, hello.revision):
+            self._sock.close()
+            raise HostMismatch(welcome)
+        return welcome
+
+    def _read(self) -> None:
+        why = "it ended"
+        try:
+            while (body := wire.receive_frame(self._sock, wire.REPLY_LIMIT)) is not None:
+                reply = wire.reply_of(body)
+                number = getattr(reply, "id", 0)
+                if not number and isinstance(reply, wire.Failure):
+                    why = reply.message
+                with self._lock:
+                    mail = self._mail.get(number)
+                if mail is not None:
+                    mail.put(reply)
+        except (OSError, ProtocolError) as error:
+            why = str(error)
+        self._end(why)
+
+    def _end(self, why: str) -> None:
+        with self._lock:
+            if self._gone is None:
+                self._gone = HostUnavailable(
+                    f"The connection to the engine host (pid {self._peer}) is gone: {why}.",
+                    f"Call again: a new host is started when needed. The engine log is {self.welcome.log}.",
+                )
+            waiting, self._mail = list(self._mail.values()), {}
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)  # wakes the reader thread
+        self._sock.close()
+        for mail in waiting:
+            mail.put(self._fresh())
+
+    def _fresh(self) -> HostUnavailable:
+        assert self._gone is not None
+        return HostUnavailable(self._gone.message, self._gone.remedy)
+
+    def _raise_if_gone(self) -> None:
+        if self._gone is not None:
+            raise self._fresh()
+        if self._pid != os.getpid():
+            raise HostUnavailable("This connection belongs to the parent process.", "Connect again in this one.")
+
+
+def replace(paths: Paths) -> None:
+    """End the host that serves `paths`, whatever its version, after its running requests."""
+    sock = process.find(paths)
+    if sock is not None:
+        pid = process.peer_pid(sock)
+        sock.close()
+        process.end(pid)
+
+
+def _located(config: EngineConfig) -> EngineConfig:
+    """A relative file means the client's folder, which the host does not know."""
+    path = Path(config.model).expanduser()
+    return msgspec.structs.replace(config, model=str(path.absolute())) if path.exists() else config
+
+
+def _value(reply: wire.Reply) -> msgspec.Raw:
+    if not isinstance(reply, wire.Answer):
+        raise ProtocolError(f"Expected an Answer, not {type(reply).__name__}.")
+    return reply.value
+
+
+def _closer(client: weakref.ref[HostClient]) -> Callable[[], None]:
+    """In a forked child: drop the copied socket, so that the host notices when the parent ends. Takes no locks."""
+
+    def close() -> None:
+        if (here := client()) is not None:
+            here._sock.close()
+
+    return close

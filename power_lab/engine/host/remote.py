@@ -1,0 +1,176 @@
+"""An engine in the host, used like one in this process."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+
+from power_lab.engine.host import protocol as wire
+from power_lab.engine.host.api import OnDelta, OnDone, Prompting
+from power_lab.engine.host.client import SETTLE_S, HostClient, Mailbox
+from power_lab.engine.report import Decision, EngineStatus, MemoryPlan
+from power_lab.engine.request import SamplingParams
+from power_lab.engine.trace import BlockState, EngineFacts, RunRecord
+from power_lab.errors import ConfigError, PowerLabError
+
+
+class RemoteRun:
+    """A run in the host: the client's ticket.
+
+    One thread waits for it. A KeyboardInterrupt there cancels the run, waits (bounded) until the engine has ended it, and goes on; the
+    partial record is then in `record`.
+    """
+
+    def __init__(self, client: HostClient, mail: Mailbox) -> None:
+        self._client, self._mail = client, mail
+        self.id = mail.id
+        self.record: RunRecord | None = None
+        self._error: PowerLabError | None = None
+
+    def cancel(self) -> None:
+        """End the run at the next step boundary."""
+        if self.record is None and self._error is None:
+            self._client.send(wire.Cancel(id=self.id))
+
+    def result(self, timeout: float | None = None, on_delta: OnDelta | None = None) -> RunRecord:
+        """The finished record, whatever the finish; `on_delta` is called in this thread.
+
+        Raises TimeoutError after `timeout` seconds without news (the run goes on), HostUnavailable, or the error of the submission.
+        """
+        try:
+            while self.record is None:
+                self._take(timeout, on_delta)
+        except KeyboardInterrupt:
+            self.settle()
+            raise
+        return self.record
+
+    def settle(self) -> None:
+        """Cancel, and wait until the engine has let go of the run. Never raises for the engine's sake."""
+        try:
+            self.cancel()
+            while self.record is None:
+                self._take(SETTLE_S, None)
+        except (PowerLabError, TimeoutError):
+            return
+
+    def _take(self, timeout: float | None, on_delta: OnDelta | None) -> None:
+        if self._error is not None:
+            raise self._error
+        try:
+            reply = self._mail.next(timeout)
+        except PowerLabError as error:
+            self._error = error
+            self._client.close_mail(self._mail)
+            raise
+        if isinstance(reply, wire.Done):
+            self.record = reply.record
+            self._client.close_mail(self._mail)
+        elif isinstance(reply, wire.Output) and on_delta is not None:
+            on_delta(reply.delta)
+
+
+class RemoteEngine:
+    """The client's side of an engine: same calls as `power_lab.engine.engine.Engine`."""
+
+    def __init__(self, client: HostClient, loaded: wire.Loaded) -> None:
+        self.client = client
+        self.key = loaded.engine
+        self.facts: EngineFacts = loaded.facts
+
+    def submit(
+        self,
+        prompt: Prompting,
+        params: SamplingParams,
+        *,
+        chat: bool | None = None,
+        cache_key: str = "",
+        deadline_s: float | None = None,
+        on_delta: OnDelta | None = None,
+        on_done: OnDone | None = None,
+    ) -> RemoteRun:
+        """Start a run. `on_delta` and `on_done` are called on the reader thread; errors of submission come out of `result`."""
+
+        def listen(reply: wire.Reply) -> None:
+            if isinstance(reply, wire.Output) and on_delta is not None:
+                on_delta(reply.delta)
+            elif isinstance(reply, wire.Done) and on_done is not None:
+                on_done(reply.record)
+
+        wanted = framed(prompt)
+        mail = self.client.open_mail(listen if on_delta or on_done else None)
+        run = RemoteRun(self.client, mail)
+        try:
+            self.client.send(
+                wire.Submit(
+                    id=mail.id,
+                    engine=self.key,
+                    prompt=wanted,
+                    params=params,
+                    chat=chat,
+                    cache_key=cache_key,
+                    deadline_s=deadline_s,
+                )
+            )
+        except KeyboardInterrupt:
+            run.settle()
+            raise
+        except BaseException:
+            self.client.close_mail(mail)
+            raise
+        return run
+
+    def explain(self) -> tuple[Decision, ...]:
+        return self.client.query("explain", self.key)
+
+    def memory(self) -> MemoryPlan:
+        return self.client.query("memory", self.key)
+
+    def blocks(self) -> tuple[BlockState, ...]:
+        return self.client.query("blocks", self.key)
+
+    def status(self) -> EngineStatus:
+        return self.client.query("status", self.key)
+
+    def tokenize(self, text: str) -> list[int]:
+        return list(self.client.query("tokenize", self.key, text=text))
+
+    def continuation(self, prompt_tokens: Sequence[int], output_tokens: Sequence[int], message: str) -> list[int]:
+        """Token ids of a chat's next prompt: all tokens so far unchanged, then the user's new message."""
+        tokens, output = tuple(prompt_tokens), tuple(output_tokens)
+        return list(self.client.query("continuation", self.key, tokens=tokens, output=output, text=message))
+
+    def close(self) -> None:
+        """Drop the lease."""
+        if self.client.open:
+            self.client.unload(self.key)
+
+
+def framed(prompt: Prompting) -> wire.Prompt:
+    """A prompt as it crosses the socket. Raises ConfigError for anything that is not text, token ids or chat messages."""
+    if isinstance(prompt, str):
+        return prompt
+    items: list[int | dict[str, str]] = []
+    for item in prompt:
+        if isinstance(item, Mapping):
+            items.append({_text(key): _text(value) for key, value in item.items()})
+        else:
+            items.append(_token(item))
+    return tuple(items)
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ConfigError("prompt", f"a chat message has {type(value).__name__} where text belongs")
+    return value
+
+
+def _token(value: object) -> int:
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise ConfigError(
+            "prompt",
+            f"{type(value).__name__} found",
+            "A prompt is text, a list of token ids, or a list of chat messages.",
+        ) from None

@@ -1,0 +1,193 @@
+"""A stand-in with the engine's API and no model: words come at a pace, faults on request.
+
+The model's name says how it behaves: `fake`, `slow-load` (a second of loading), `broken` (a typed error while loading), `bug` (an untyped
+one), `exits` (SystemExit while loading). Prompts may ask for faults: `raise typed`, `raise bug`, `abort` (the process dies).
+A prompt that holds `slow` takes 20 ms a token.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import threading
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from power_lab.engine.config import EngineConfig, Paths
+from power_lab.engine.host.api import OnDelta, OnDone, OnProgress, Prompting
+from power_lab.engine.report import Decision, EngineStatus, MemoryPlan
+from power_lab.engine.request import SamplingParams
+from power_lab.engine.trace import BlockState, Delta, EngineFacts, RunRecord
+from power_lab.errors import CapacityError, EngineClosed, ModelFileError
+
+
+class FakeTicket:
+    def __init__(self, number: int) -> None:
+        self.id = number
+        self.record: RunRecord | None = None
+        self.cancelled = threading.Event()
+        self.done = threading.Event()
+
+    def cancel(self) -> None:
+        self.cancelled.set()
+
+    def result(self, timeout: float | None = None) -> RunRecord:
+        if not self.done.wait(timeout) or self.record is None:
+            raise TimeoutError
+        return self.record
+
+
+class FakeEngine:
+    def __init__(self, config: EngineConfig, *, paths: Paths, progress: OnProgress) -> None:
+        progress("weights", 0, 4)
+        if config.model == "broken":
+            raise ModelFileError("broken.gguf: truncated at byte 12", "Fetch it again.")
+        if config.model == "bug":
+            raise ZeroDivisionError("a bug while loading")
+        if config.model == "exits":
+            raise SystemExit(3)
+        for done in range(1, 5):
+            time.sleep(0.25 if config.model == "slow-load" else 0.0)
+            progress("weights", done, 4)
+        self.facts = EngineFacts(
+            model=config.model,
+            file="fake.gguf",
+            sha256="0" * 64,
+            license="none",
+            architecture="fake",
+            parameters=0,
+            context=2048,
+            vocab=1000,
+            quantisation={},
+            config={"pid": os.getpid(), "kv_tokens": config.kv_tokens},
+            mode=config.mode,
+            device="cpu",
+            threads=1,
+            digest="d" * 16,
+            revision="r" * 16,
+            versions={},
+        )
+        self._numbers = itertools.count()
+        self._closed = False
+        self._live: dict[int, FakeTicket] = {}
+
+    def submit(
+        self,
+        prompt: Prompting,
+        params: SamplingParams,
+        *,
+        chat: bool | None = None,
+        cache_key: str = "",
+        deadline_s: float | None = None,
+        on_delta: OnDelta | None = None,
+        on_done: OnDone | None = None,
+    ) -> FakeTicket:
+        if self._closed:
+            raise EngineClosed("The engine is closed.", "Load it again.")
+        if prompt == "raise typed":
+            raise CapacityError("needs 9 blocks, 8 are there", "Use less.")
+        if prompt == "raise bug":
+            raise ZeroDivisionError(f"a bug with the prompt {prompt!r}")
+        if prompt == "abort":
+            os.abort()
+        ticket = FakeTicket(next(self._numbers))
+        self._live[ticket.id] = ticket
+        pace = 0.02 if "slow" in str(prompt) else 0.0
+        work = threading.Thread(
+            target=self._work, args=(ticket, prompt, params, cache_key, pace, on_delta, on_done), daemon=True
+        )
+        work.start()
+        return ticket
+
+    def _work(
+        self,
+        ticket: FakeTicket,
+        prompt: Prompting,
+        params: SamplingParams,
+        cache_key: str,
+        pace: float,
+        on_delta: OnDelta | None,
+        on_done: OnDone | None,
+    ) -> None:
+        tokens = [prompt] if isinstance(prompt, str) else prompt
+        seed = hashlib.sha256(repr((tokens, params.seed)).encode()).digest()
+        out: list[int] = []
+        finish = "length"
+        start = time.monotonic()
+        while len(out) < params.max_tokens:
+            if ticket.cancelled.is_set() or self._closed:
+                finish = "cancelled"
+                break
+            out.append(seed[len(out) % 32])
+            if on_delta is not None:
+                on_delta(self._delta(ticket.id, out, time.monotonic() - start))
+            if pace:
+                time.sleep(pace)
+        ids = tuple(t for t in tokens if isinstance(t, int)) or tuple(self.tokenize(str(tokens)))
+        ticket.record = RunRecord(
+            id=ticket.id,
+            prompt_tokens=ids,
+            tokens=tuple(out),
+            text="".join(f"w{token} " for token in out),
+            pieces=tuple(f"w{token} " for token in out),
+            finish=finish,
+            finish_detail=f"{len(out)} tokens",
+            params=msgspec.to_builtins(params, str_keys=True),
+            namespace=cache_key,
+            cached=0,
+            preemptions=0,
+            queue_s=0.0,
+            prefill_s=0.0,
+            decode_s=time.monotonic() - start,
+            rounds=(),
+            steps=(),
+            engine=self.facts,
+        )
+        self._live.pop(ticket.id, None)
+        if on_done is not None:
+            on_done(ticket.record)
+        ticket.done.set()
+
+    @staticmethod
+    def _delta(number: int, out: list[int], at: float) -> Delta:
+        return Delta(id=number, text=f"w{out[-1]} ", tokens=len(out), drafted=0, accepted=0, cached=0, at=at)
+
+    def explain(self) -> tuple[Decision, ...]:
+        return (Decision(key="mode", value="exact", owner="backend", reason="the default"),)
+
+    def memory(self) -> MemoryPlan:
+        return MemoryPlan(
+            weights=1, pool=2, pages=3, page_bytes=4, states=0, graphs=0, workspace=5, resident=6, reason="fake"
+        )
+
+    def blocks(self) -> tuple[BlockState, ...]:
+        return (BlockState(id=0, state="dummy", refs=0, hash="", owners=(), tokens=0, parent=-1, depth=0),)
+
+    def status(self) -> EngineStatus:
+        return EngineStatus(
+            running=len(self._live),
+            waiting=0,
+            steps=0,
+            requests=0,
+            tokens=0,
+            drafted=0,
+            accepted=0,
+            cached_tokens=0,
+            prompt_tokens=0,
+            free_blocks=1,
+            cached_blocks=0,
+            used_blocks=0,
+            last_step_s=0.0,
+        )
+
+    def tokenize(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def continuation(self, prompt_tokens: Sequence[int], output_tokens: Sequence[int], message: str) -> list[int]:
+        return [*prompt_tokens, *output_tokens, *message.encode()]
+
+    def close(self) -> None:
+        self._closed = True
