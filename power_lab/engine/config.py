@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import site
 import sys
 from dataclasses import dataclass
@@ -122,7 +123,12 @@ class Paths:
             root = Path(home).expanduser().absolute()
             return cls(root / "cache", root / "run", root / "state")
         dirs = platformdirs.PlatformDirs("power-lab", appauthor=False)
-        return cls(dirs.user_cache_path, dirs.user_runtime_path, dirs.user_state_path)
+        session = os.environ.get("XDG_RUNTIME_DIR", "")  # absent in containers and over ssh without a login session
+        if session and os.path.isdir(session):
+            runtime = Path(session, "power-lab")
+        else:
+            runtime = Path(tempfile.gettempdir(), f"power-lab-{os.getuid()}")
+        return cls(dirs.user_cache_path, runtime, dirs.user_state_path)
 
 
 class HostSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

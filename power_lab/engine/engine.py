@@ -65,6 +65,9 @@ class Engine:
         loaded: a model that is already in memory; `config.model` is then only a label.
         observer: called with each plan and its logits.
 
+    Attributes:
+        facts: what it is; context: longest request in tokens.
+
     Raises:
         ConfigError, ModelFileError, TokenizerError, DownloadError while loading.
     """
@@ -83,6 +86,7 @@ class Engine:
         self.config = config or EngineConfig()
         self._loaded = loaded or load(self.config, paths or Paths.default(), progress or (lambda *_: None))
         self.facts: EngineFacts = self._loaded.facts
+        self.context = min(self._loaded.context, self.config.context or self._loaded.context, self.config.kv_tokens)
         self._clock = clock
         self._lock = threading.RLock()
         self._wake = threading.Condition(self._lock)
@@ -376,7 +380,7 @@ class Engine:
             for token in ids:
                 if not isinstance(token, int) or not 0 <= token < vocab:
                     raise ConfigError(key, f"token id {token!r} is outside the vocabulary of {vocab}")
-        context = self._loaded.context
+        context = self.context
         if len(tokens) + params.max_tokens > context:
             raise CapacityError(
                 f"The prompt has {len(tokens)} tokens and max_tokens is {params.max_tokens}, but the engine's context is {context}.",

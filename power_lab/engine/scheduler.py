@@ -184,7 +184,7 @@ class Scheduler:
         drafts = drafts[: max(0, room - end)]  # drafts never preempt anyone
         while (fresh := self.pool.allocate(max(0, blocks_for(end + len(drafts)) - len(request.blocks)))) is None:
             victim = self.running[-1]
-            self._preempt(victim)
+            self.preempt(victim)
             preempted.append(victim.id)
             if victim is request:
                 return None
@@ -233,7 +233,7 @@ class Scheduler:
         sampled = len(drafts) + 1 if whole else 0
         return Span(request.id, request.computed, tokens, len(drafts), sampled, tuple(request.blocks), len(fresh))
 
-    def _preempt(self, request: Request) -> None:
+    def preempt(self, request: Request) -> None:
         """Back to the front of the queue; its sealed blocks stay cached, so resuming recomputes only what was evicted."""
         self.running.remove(request)
         self._drop_blocks(request)

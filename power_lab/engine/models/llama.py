@@ -10,7 +10,8 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from power_lab.engine.models.spec import AttentionSpec, LayerWeights, ModelSpec, ModelWeights
-from power_lab.engine.weights.source import WeightSource
+from power_lab.engine.weights.source import WeightSource, refuse_unused
+from power_lab.errors import ModelFileError
 from power_lab.kernels.ops import Array, Ops, Weight
 from power_lab.kernels.quants import QuantType
 
@@ -18,24 +19,31 @@ V = TypeVar("V", int, float, str)
 
 
 class Metadata(Protocol):
-    """Typed access to a model file's metadata; `GgufFile` is one."""
+    """Typed, bounded access to a model file's metadata; `GgufFile` is one."""
 
-    def require(self, key: str, kind: type[V]) -> V: ...
+    def require(self, key: str, kind: type[V], low: float | None = None, high: float | None = None) -> V: ...
 
-    def get(self, key: str, kind: type[V], default: V) -> V: ...
+    def get(self, key: str, kind: type[V], default: V, low: float | None = None, high: float | None = None) -> V: ...
 
 
 def spec(meta: Metadata, vocab: int) -> ModelSpec:
     """Read the topology. Raises ModelFileError naming a missing or absurd key."""
-    heads = meta.require("llama.attention.head_count", int)
-    width = meta.require("llama.embedding_length", int)
-    head_dim = meta.get("llama.attention.key_length", int, width // max(heads, 1))
+    heads = meta.require("llama.attention.head_count", int, 1, 1024)
+    width = meta.require("llama.embedding_length", int, 1, 1 << 16)
+    head_dim = meta.get("llama.attention.key_length", int, width // heads, 8, 1024)
+    kv_heads = meta.get("llama.attention.head_count_kv", int, heads, 1, heads)
+    rotary_dim = meta.get("llama.rope.dimension_count", int, head_dim, 2, head_dim)
+    if heads % kv_heads or head_dim % 8 or rotary_dim % 2:
+        raise ModelFileError(
+            f"llama: {heads} heads over {kv_heads} KV heads of {head_dim} values, {rotary_dim} of them rotated, do not divide.",
+            "KV heads must divide heads, 8 must divide the head size.",
+        )
     attention = AttentionSpec(
         heads=heads,
-        kv_heads=meta.get("llama.attention.head_count_kv", int, heads),
+        kv_heads=kv_heads,
         head_dim=head_dim,
-        rotary_dim=meta.get("llama.rope.dimension_count", int, head_dim),
-        theta=meta.get("llama.rope.freq_base", float, 10000.0),
+        rotary_dim=rotary_dim,
+        theta=meta.get("llama.rope.freq_base", float, 10000.0, 1.0, 1e12),
         interleaved=True,
         scale=head_dim**-0.5,
     )
@@ -43,10 +51,10 @@ def spec(meta: Metadata, vocab: int) -> ModelSpec:
         architecture="llama",
         vocab=vocab,
         width=width,
-        layers=meta.require("llama.block_count", int),
-        ffn=meta.require("llama.feed_forward_length", int),
-        context=meta.require("llama.context_length", int),
-        norm_eps=meta.require("llama.attention.layer_norm_rms_epsilon", float),
+        layers=meta.require("llama.block_count", int, 1, 1024),
+        ffn=meta.require("llama.feed_forward_length", int, 1, 1 << 18),
+        context=meta.require("llama.context_length", int, 1, 1 << 24),
+        norm_eps=meta.require("llama.attention.layer_norm_rms_epsilon", float, 0.0, 1.0),
         attention=attention,
     )
 
@@ -59,7 +67,7 @@ def weights(model: ModelSpec, source: WeightSource, ops: Ops) -> ModelWeights:
     layers = tuple(_layer(binder, f"blk.{i}", model, a) for i in range(model.layers))
     final_norm = binder.vector("output_norm.weight", model.width)
     head = binder.matrix("output.weight", model.vocab, model.width) if "output.weight" in source.names() else embedding
-    source.refuse_unused(binder.bound)
+    refuse_unused(source, binder.bound)
     return ModelWeights(embedding, layers, final_norm, head, binder.bytes_by_type, binder.parameters)
 
 

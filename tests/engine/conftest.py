@@ -1,0 +1,19 @@
+"""Fixtures of the engine tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+
+import pytest
+
+from power_lab.kernels.ops import Ops
+from tests import tiny
+
+
+@pytest.fixture(scope="session")
+def numba_ops() -> Callable[[int], Ops]:
+    """The exact CPU operation table for a number of threads, made once."""
+    from power_lab.kernels.table import select
+
+    return lru_cache(lambda threads: select("cpu", "exact", threads, tiny.cache_dir()))

@@ -1,0 +1,170 @@
+"""The promise: a request's tokens and logits do not depend on anything but itself (DESIGN section 1).
+
+Every pair of values of the axes below occurs, on tiny random models with contexts that cross the canonical KV split of 256 keys. Logits are
+compared by their bits at every position.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from power_lab.engine.engine import Engine
+from power_lab.engine.plan import StepPlan
+from power_lab.engine.request import SamplingParams
+from power_lab.kernels.ops import Ops
+from tests import tiny
+from tests.pairs import all_pairs
+
+AXES: dict[str, list[Any]] = {
+    "model": [tiny.Shape(), tiny.Shape(quantised=True, seed=1), tiny.Shape(layers=1, heads=2, kv_heads=2, head_dim=8, seed=2)],
+    "neighbours": [0, 1, 3, 7],
+    "step_tokens": [16, 64, 100, 256],
+    "cache": ["off", "cold", "warm", "follow-up"],
+    "speculate": ["off", "lookup", "ngram"],
+    "width": [1, 3, 8, 12],
+    "preempt": ["never", "forced", "small pool"],
+    "sampling": ["greedy", "temperature", "chain"],
+    "threads": [1, 2],
+}
+SAMPLING: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "temperature": {"temperature": 0.8, "seed": 5},
+    "chain": {
+        "temperature": 1.1,
+        "seed": 6,
+        "top_k": 40,
+        "top_p": 0.95,
+        "min_p": 0.01,
+        "repetition_penalty": 1.1,
+        "presence_penalty": 0.3,
+        "logit_bias": {3: 1.5, 9: -2.0},
+    },
+}
+EMIT = 90
+
+
+class Recorder:
+    """Digests of every sampled row's logits, with the drafts that the row assumed."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[int, int, tuple[int, ...], bytes]] = []
+
+    def __call__(self, plan: StepPlan, logits: np.ndarray) -> None:
+        at = 0
+        for span in plan.spans:
+            for row in range(span.sampled):
+                drafts = span.tokens[span.rows - span.drafts :][:row]
+                position = span.start + span.rows - span.sampled + row
+                self.rows.append((span.request_id, position, drafts, hashlib.sha256(logits[at].tobytes()).digest()))
+                at += 1
+
+    def of(self, request_id: int, tokens: list[int]) -> dict[int, bytes]:
+        """Position -> digest, for the rows whose assumed drafts are what the request really said."""
+        kept: dict[int, bytes] = {}
+        for owner, position, drafts, digest in self.rows:
+            if owner == request_id and tuple(tokens[position - len(drafts) + 1 : position + 1]) == drafts:
+                assert kept.setdefault(position, digest) == digest, f"position {position} has two different logits"
+        return kept
+
+
+def prompt_of(seed: int, length: int) -> list[int]:
+    """Random tokens with a repeated passage, so that lookups find something."""
+    rng = random.Random(seed)
+    passage = [rng.randrange(256) for _ in range(20)]
+    tokens: list[int] = []
+    while len(tokens) < length:
+        tokens += passage if rng.random() < 0.5 else [rng.randrange(256) for _ in range(7)]
+    return tokens[:length]
+
+
+def run(engine: Engine, recorder: Recorder, case: dict[str, Any], prompt: list[int], emit: int = EMIT) -> tuple[list[int], dict[int, bytes]]:
+    """The request under test among its neighbours; returns its output and the logits behind it."""
+    rng = random.Random(repr(case))
+    spec = {"speculate": case["speculate"], "width": case["width"], "ignore_eos": True}
+    params = SamplingParams(max_tokens=emit, **SAMPLING[case["sampling"]], **spec)
+    before = [engine.submit(*neighbour(engine, rng, i, prompt, spec)) for i in range(case["neighbours"] // 2)]
+    for _ in range(rng.randrange(6)):
+        engine.step()
+    ticket = engine.submit(prompt, params)
+    before += [engine.submit(*neighbour(engine, rng, 50 + i, prompt, spec)) for i in range((case["neighbours"] + 1) // 2)]
+    done: Callable[[], bool] = lambda: ticket._live.done.is_set()  # noqa: E731
+    while not done():
+        if case["preempt"] == "forced" and rng.random() < 0.1 and engine._scheduler.running:
+            engine._scheduler.preempt(rng.choice(engine._scheduler.running))
+        engine.step()
+        engine.check()
+    record = ticket.result()
+    for other in before:
+        other.result()
+    tokens = [*record.prompt_tokens, *record.tokens]
+    return list(record.tokens), recorder.of(record.id, tokens)
+
+
+def neighbour(engine: Engine, rng: random.Random, seed: int, prompt: list[int], spec: dict[str, Any]) -> tuple[list[int], SamplingParams]:
+    """Strangers and requests that share the prompt's beginning, of any length."""
+    own = prompt[: rng.randrange(1, len(prompt))] if rng.random() < 0.5 else []
+    tokens = own + prompt_of(seed, rng.randrange(1, 120))
+    room = engine.context - len(tokens)
+    return tokens, SamplingParams(max_tokens=min(rng.randrange(1, 80), room), temperature=rng.choice([0.0, 1.0]), seed=seed, **spec)
+
+
+def small_pool(prompt: list[int]) -> int:
+    """Just enough KV for the largest request: any neighbour that decodes beside it causes preemptions."""
+    return -(-(len(prompt) + 200) // 64) * 64
+
+
+@pytest.mark.parametrize("case", all_pairs(AXES), ids=lambda case: "-".join(str(v) for k, v in case.items() if k != "model"))
+def test_outputs_and_logits_are_the_same_bits(case: dict[str, Any], numba_ops: Callable[[int], Ops]) -> None:
+    shape, prompt = case["model"], prompt_of(3, 230)
+    plain = case | {"neighbours": 0, "speculate": "off", "preempt": "never"}
+    recorder = Recorder()
+    alone = tiny.engine(shape, numba_ops(2), step_tokens=512, prefix_cache=False, observer=recorder)
+    want_tokens, want_logits = run(alone, recorder, plain, prompt)
+    follow = [*prompt, *want_tokens, *prompt_of(9, 30)]
+
+    recorder = Recorder()
+    pool = small_pool(follow) if case["preempt"] == "small pool" else 4096
+    engine = tiny.engine(
+        shape,
+        numba_ops(case["threads"]),
+        step_tokens=case["step_tokens"],
+        prefix_cache=case["cache"] != "off",
+        kv_tokens=pool,
+        context=min(pool, tiny.CONTEXT),
+        observer=recorder,
+    )
+    if case["cache"] == "warm":
+        run(engine, recorder, case, prompt)
+        assert engine.status().cached_blocks > 0
+    got_tokens, got_logits = run(engine, recorder, case, prompt)
+    assert got_tokens == want_tokens
+    assert got_logits.keys() >= want_logits.keys()
+    assert {at: got_logits[at] for at in want_logits} == want_logits
+    if case["cache"] == "follow-up":
+        # The next turn continues the model's own answer: its KV was written by decode and verify steps.
+        alone_again = Recorder()
+        cold = tiny.engine(shape, numba_ops(2), step_tokens=512, prefix_cache=False, observer=alone_again)
+        want = run(cold, alone_again, plain, follow, 40)
+        got = run(engine, recorder, case, follow, 40)
+        assert got[0] == want[0]
+        assert {at: got[1][at] for at in want[1]} == want[1]
+        if case["preempt"] == "never":
+            assert engine.status().cached_tokens >= len(follow) // 64 * 64 - 64
+    engine.check()
+    assert engine.status().used_blocks == 0
+
+
+def test_speculation_in_this_suite_does_accept_and_reject(numba_ops: Callable[[int], Ops]) -> None:
+    """The cases above would pass by luck if no draft were ever right or wrong."""
+    engine = tiny.engine(tiny.Shape(), numba_ops(2))
+    params = SamplingParams(max_tokens=EMIT, speculate="ngram", width=8, ignore_eos=True)
+    record = engine.submit(prompt_of(3, 230), params).result()
+    drafted = sum(len(r.drafted) for r in record.rounds)
+    accepted = sum(r.accepted for r in record.rounds)
+    assert 0 < accepted < drafted
