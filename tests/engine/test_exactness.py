@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ import pytest
 from power_lab.engine.engine import Engine
 from power_lab.engine.plan import StepPlan
 from power_lab.engine.request import SamplingParams
+from power_lab.engine.speculation.drafters import DraftAsk
 from power_lab.kernels.ops import Ops
 from tests import tiny
 from tests.pairs import all_pairs
@@ -26,7 +27,7 @@ AXES: dict[str, list[Any]] = {
     "neighbours": [0, 1, 3, 7],
     "step_tokens": [16, 64, 100, 256],
     "cache": ["off", "cold", "warm", "follow-up"],
-    "speculate": ["off", "lookup", "ngram"],
+    "speculate": ["off", "lookup", "ngram", "oracle"],
     "width": [1, 3, 8, 12],
     "preempt": ["never", "forced", "small pool"],
     "sampling": ["greedy", "temperature", "chain"],
@@ -73,6 +74,28 @@ class Recorder:
         return kept
 
 
+class Oracle:
+    """A drafter that knows what the request under test will say and errs now and then, so that windows end everywhere."""
+
+    name = "oracle"
+
+    def __init__(self, known: list[int]) -> None:
+        self._known = known
+        self._rng = random.Random(4)
+
+    def begin(self, request_id: int, prompt: Sequence[int]) -> None: ...
+
+    def propose(self, asks: Sequence[DraftAsk]) -> list[tuple[int, ...]]:
+        return [tuple(self._guess(token) for token in self._known[len(ask.tokens) :][: ask.width]) for ask in asks]
+
+    def commit(self, request_id: int, emitted: Sequence[int]) -> None: ...
+
+    def end(self, request_id: int) -> None: ...
+
+    def _guess(self, token: int) -> int:
+        return token if self._rng.random() < 0.8 else self._rng.randrange(256)
+
+
 def prompt_of(seed: int, length: int) -> list[int]:
     """Random tokens with a repeated passage, so that lookups find something."""
     rng = random.Random(seed)
@@ -86,7 +109,8 @@ def prompt_of(seed: int, length: int) -> list[int]:
 def run(engine: Engine, recorder: Recorder, case: dict[str, Any], prompt: list[int], emit: int = EMIT) -> tuple[list[int], dict[int, bytes]]:
     """The request under test among its neighbours; returns its output and the logits behind it."""
     rng = random.Random(repr(case))
-    spec = {"speculate": case["speculate"], "width": case["width"], "ignore_eos": True}
+    drafter = "ngram" if case["speculate"] == "oracle" else case["speculate"]
+    spec = {"speculate": drafter, "width": case["width"], "ignore_eos": True}
     params = SamplingParams(max_tokens=emit, **SAMPLING[case["sampling"]], **spec)
     before = [engine.submit(*neighbour(engine, rng, i, prompt, spec)) for i in range(case["neighbours"] // 2)]
     for _ in range(rng.randrange(6)):
@@ -139,6 +163,8 @@ def test_outputs_and_logits_are_the_same_bits(case: dict[str, Any], numba_ops: C
         context=min(pool, tiny.CONTEXT),
         observer=recorder,
     )
+    if case["speculate"] == "oracle":
+        engine._proposer._make = lambda _: Oracle(follow)
     if case["cache"] == "warm":
         run(engine, recorder, case, prompt)
         assert engine.status().cached_blocks > 0

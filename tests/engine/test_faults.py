@@ -143,12 +143,12 @@ def test_a_failed_step_ends_its_requests_with_a_typed_error(numba_ops: Callable[
 
 
 def test_bad_input_is_refused_by_key_and_changes_nothing(numba_ops: Callable[[int], Ops]) -> None:
-    engine = tiny.engine(tiny.Shape(layers=1), numba_ops(2), kv_tokens=128, queue_limit=2)
+    engine = tiny.engine(tiny.Shape(layers=1), numba_ops(2), kv_tokens=256, queue_limit=2)
     for bad, error, words in [
         (lambda: engine.submit([]), ConfigError, "prompt"),
         (lambda: engine.submit([99999]), ConfigError, "vocabulary"),
         (lambda: engine.submit([1], SamplingParams(stop_tokens=(-1,))), ConfigError, "stop_tokens"),
-        (lambda: engine.submit([1] * 100, SamplingParams(max_tokens=29)), CapacityError, "28 or less"),
+        (lambda: engine.submit([1] * 200, SamplingParams(max_tokens=57)), CapacityError, "56 or less"),
         (lambda: engine.submit([1], cache_key=" x"), ConfigError, "cache_key"),
         (lambda: engine.submit([1], deadline_s=-1.0), ConfigError, "deadline_s"),
         (lambda: engine.submit([1], chat=True), ConfigError, "chat"),
