@@ -142,7 +142,7 @@ class _Session:
         client = NotebookClient(
             self.document,
             kernel_name=self.kernel,
-            timeout=self.timeout,
+            timeout_func=lambda cell: self.timeout,  # the plain option takes whole seconds only
             allow_errors=self.allow_errors,
             record_timing=False,  # times would make every run of the same notebook a different file
             coalesce_streams=True,

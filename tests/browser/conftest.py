@@ -1,0 +1,57 @@
+"""Fixtures: one JupyterLab and one browser for all browser tests; a fresh page for each."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.browser import lab
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="session")
+def lab_server(tmp_path_factory):
+    """JupyterLab on a folder that holds a copy of the notebooks, with its own settings and its own engine host."""
+    root, private = tmp_path_factory.mktemp("notebooks"), tmp_path_factory.mktemp("jupyter")
+    for notebook in (ROOT / "notebooks").glob("*.ipynb"):
+        shutil.copy(notebook, root)
+    home = own_home(tmp_path_factory.mktemp("home"))
+    with lab.serve(root, private, {**os.environ, "POWER_LAB_HOME": str(home)}) as server:
+        yield server
+
+
+def own_home(folder: Path) -> Path:
+    """A Power Lab home with a host and logs of its own, and the user's models and compiled kernels."""
+    from power_lab.engine.config import Paths
+
+    cache = Paths.default().cache
+    cache.mkdir(parents=True, exist_ok=True)
+    (folder / "cache").symlink_to(cache, target_is_directory=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def browser():
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=lab.chromium(), args=lab.FLAGS)
+        yield running
+        running.close()
+
+
+@pytest.fixture
+def lab_page(lab_server, browser):
+    """A page that fails its test on a console error or on a request that leaves this machine."""
+    pictures = ROOT / "test-results" / "screenshots"
+    pictures.mkdir(parents=True, exist_ok=True)
+    context = browser.new_context(viewport={"width": 1400, "height": 1000})
+    page = lab.LabPage(context.new_page(), lab_server, pictures)
+    yield page
+    context.close()
+    assert page.strays == [], "requests left this machine"
+    assert page.errors == [], "errors on the browser's console"

@@ -1,0 +1,164 @@
+"""A real JupyterLab and a real page: what the browser tests stand on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+]
+EXTRA_OPTIONS = ["--LabApp.expose_app_in_browser=True", "--LabApp.extension_manager=readonly"]
+
+# The page is driven through JupyterLab's own commands and read through its own models: no guessing at markup.
+_STATE = """() => {
+  const notebook = window.jupyterapp?.shell.currentWidget?.context ? window.jupyterapp.shell.currentWidget : null;
+  const kernel = notebook?.sessionContext?.session?.kernel;
+  if (!notebook?.content?.model || !kernel) return null;
+  return {
+    kernel: kernel.name, status: kernel.status, connection: kernel.connectionStatus,
+    running: notebook.content.widgets.some(cell => cell.inputArea?.promptNode?.textContent?.includes('[*]')),
+    cells: [...notebook.content.model.cells].map(cell => cell.toJSON()),
+  };
+}"""
+
+
+def chromium() -> str:
+    """The browser's path; `make test` installs one where it can."""
+    found = next(filter(None, map(shutil.which, CHROMIUM)), None)
+    assert found, "no Chromium found: run `make browser`, or on Debian: sudo apt-get install chromium"
+    return found
+
+
+@dataclass(frozen=True)
+class Server:
+    """A JupyterLab server on loopback.
+
+    Attributes:
+        url: base address, with a slash at the end; token: its secret; root: its folder.
+    """
+
+    url: str
+    token: str
+    root: Path
+
+    def page(self, notebook: str) -> str:
+        return f"{self.url}lab/tree/{notebook}?token={self.token}&reset"
+
+
+@contextmanager
+def serve(root: Path, private: Path, environment: dict[str, str]) -> Iterator[Server]:
+    """JupyterLab on `root` as `power-lab lab` starts it, with all of its own state below `private`."""
+    from power_lab.jupyterlab import command
+
+    environment = {
+        **environment,
+        "JUPYTER_CONFIG_DIR": str(private / "config"),
+        "JUPYTER_RUNTIME_DIR": str(private / "runtime"),
+        "JUPYTERLAB_SETTINGS_DIR": str(private / "settings"),
+        "JUPYTERLAB_WORKSPACES_DIR": str(private / "workspaces"),
+        "IPYTHONDIR": str(private / "ipython"),
+    }
+    line = command(root, Path("none.ipynb"), 0, False)
+    log = private / "server.log"
+    with log.open("wb") as sink:
+        server = subprocess.Popen(
+            [*line, *EXTRA_OPTIONS], env=environment, stdout=sink, stderr=sink, start_new_session=True
+        )
+    try:
+        described = private / "runtime" / f"jpserver-{server.pid}.json"
+        found = _read_when_there(described, server, log)
+        yield Server(found["url"], found["token"], root)
+    finally:
+        server.terminate()
+        server.wait(20)
+
+
+def _read_when_there(path: Path, server: subprocess.Popen[bytes], log: Path) -> dict[str, Any]:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and server.poll() is None:
+        try:
+            return json.loads(path.read_text())
+        except (FileNotFoundError, ValueError):
+            time.sleep(0.05)
+    raise AssertionError(f"JupyterLab did not start:\n{log.read_text()}")
+
+
+class LabPage:
+    """One page, with everything that must not happen on it written down.
+
+    Attributes:
+        errors: console errors and uncaught exceptions; strays: requests to anything but this machine.
+    """
+
+    def __init__(self, page: Any, server: Server, pictures: Path) -> None:
+        self.page = page
+        self.server = server
+        self.pictures = pictures
+        self.errors: list[str] = []
+        self.strays: list[str] = []
+        page.on("request", self._note_request)
+        page.on("websocket", lambda socket: self._note_address(socket.url))
+        page.on("console", self._note_console)
+        page.on("pageerror", lambda error: self.errors.append(f"uncaught: {error}"))
+
+    def open(self, notebook: str) -> None:
+        """Open a notebook and wait until its kernel is ready."""
+        self.page.goto(self.server.page(notebook))
+        self.page.wait_for_function(
+            f"() => {{ const s = ({_STATE})(); return s && s.status === 'idle'; }}", timeout=60_000
+        )
+
+    def state(self) -> dict[str, Any]:
+        """Kernel name, status, and the cells as they would be saved."""
+        return self.page.evaluate(_STATE)
+
+    def command(self, name: str, **arguments: Any) -> None:
+        """Execute one of JupyterLab's commands and wait for it."""
+        self.page.evaluate("([name, args]) => window.jupyterapp.commands.execute(name, args)", [name, arguments])
+
+    def run_all(self, timeout: float = 120) -> None:
+        """Run all cells and wait until the kernel rests."""
+        self.command("notebook:run-all-cells")
+        ready = f"() => {{ const s = ({_STATE})(); return s && s.status === 'idle' && !s.running; }}"
+        self.page.wait_for_function(ready, timeout=timeout * 1000)
+
+    def theme(self, name: str) -> None:
+        """Switch to `JupyterLab Light` or `JupyterLab Dark` and wait for its colours."""
+        self.command("apputils:change-theme", theme=name)
+        self.page.wait_for_function("name => document.body.dataset.jpThemeName === name", arg=name)
+
+    def picture(self, name: str) -> None:
+        """A screenshot in both themes, for people to look at."""
+        for theme in ("Light", "Dark"):
+            self.theme(f"JupyterLab {theme}")
+            self.page.wait_for_timeout(300)  # let fonts and transitions settle
+            self.page.screenshot(path=str(self.pictures / f"{name}-{theme.lower()}.png"))
+
+    def _note_request(self, request: Any) -> None:
+        self._note_address(request.url)
+
+    def _note_address(self, url: str) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("data", "blob", "about") and parts.hostname not in ("127.0.0.1", "localhost"):
+            self.strays.append(url)
+
+    def _note_console(self, message: Any) -> None:
+        if message.type == "error":
+            self.errors.append(f"{message.text} ({message.location.get('url', '')})")
