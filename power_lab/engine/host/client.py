@@ -20,10 +20,12 @@ from power_lab.engine.config import EngineConfig, HostSettings, Paths
 from power_lab.engine.host import process
 from power_lab.engine.host import protocol as wire
 from power_lab.engine.host.api import OnProgress
+from power_lab.engine.host.place import peer
 from power_lab.engine.revision import code_digest
 from power_lab.errors import HostUnavailable, PowerLabError, ProtocolError
 
 HANDSHAKE_S = 10.0
+ATTEMPTS = 5  # an ending host may be met more than once
 SETTLE_S = 30.0  # how long a cancelled run may take to come back: one engine step
 
 
@@ -38,6 +40,10 @@ class HostMismatch(HostUnavailable):
             "lab.replace_host() ends it after its running requests and starts one of this version.",
         )
         self.welcome = welcome
+
+
+class HostEnding(HostUnavailable):
+    """The host was met while it ended."""
 
 
 class Mailbox:
@@ -77,14 +83,15 @@ class HostClient:
 
     def __init__(self, sock: socket.socket, settings: HostSettings, *, observer: bool = False) -> None:
         self._sock = sock
-        self._pid = os.getpid()
+        self._owner = os.getpid()
         self._numbers = itertools.count(1)
         self._mail: dict[int, Mailbox] = {}
         self._lock = threading.Lock()
         self._sending = threading.Lock()
         self._gone: HostUnavailable | None = None
-        self._peer = process.peer_pid(sock)
+        self._peer = peer(sock)[0]
         self.welcome = self._greet(settings.client_name(), observer)
+        self.pid = self.welcome.pid
         os.register_at_fork(after_in_child=_closer(weakref.ref(self)))
         threading.Thread(target=self._read, name="power-lab-client", daemon=True).start()
 
@@ -94,12 +101,15 @@ class HostClient:
 
         Raises HostUnavailable; HostMismatch when a host of another version is in use.
         """
-        try:
-            return cls(process.reach(paths, settings), settings)
-        except HostMismatch as error:
-            if error.welcome.engines or error.welcome.clients:
-                raise
-        replace(paths)
+        for _ in range(ATTEMPTS - 1):
+            try:
+                return cls(process.reach(paths, settings), settings)
+            except HostMismatch as error:
+                if error.welcome.engines or error.welcome.clients:
+                    raise
+                process.end(error.welcome.pid)
+            except HostEnding:
+                continue
         return cls(process.reach(paths, settings), settings)
 
     @classmethod
@@ -111,19 +121,23 @@ class HostClient:
     @property
     def open(self) -> bool:
         """Whether calls can be made: not after the end of the host, `close`, or a fork."""
-        return self._gone is None and self._pid == os.getpid()
+        return self._gone is None and self._owner == os.getpid()
 
     # --- calls ------------------------------------------------------------------------------------------------------------------
 
     def load(self, config: EngineConfig, *, replaces: str = "", progress: OnProgress | None = None) -> wire.Loaded:
         """Load or share an engine; `progress(stage, done, total)` is called in this thread. Raises what loading raises, EngineInUse."""
         with self.ask(lambda number: wire.Load(id=number, config=_located(config), replaces=replaces)) as mail:
-            while True:
-                reply = mail.next()
-                if isinstance(reply, wire.Loaded):
-                    return reply
-                if isinstance(reply, wire.Progress) and progress is not None:
-                    progress(reply.stage, reply.done, reply.total)
+            try:
+                while not isinstance(reply := mail.next(), wire.Loaded):
+                    if isinstance(reply, wire.Progress) and progress is not None:
+                        progress(reply.stage, reply.done, reply.total)
+            except KeyboardInterrupt:
+                self.send(
+                    wire.Cancel(id=mail.id)
+                )  # no lease on what is not wanted any more; loading goes on in the host
+                raise
+            return reply
 
     def query(self, kind: wire.QueryKind, engine: str = "", **fields: Any) -> Any:
         """Ask for a value of the type in `protocol.ANSWERS`."""
@@ -143,7 +157,7 @@ class HostClient:
         """End the host and wait for its end. Raises EngineInUse naming other live clients."""
         with self.ask(lambda number: wire.Shutdown(id=number, drain=drain)) as mail:
             mail.next()
-        process.wait_for_end(self._peer)
+        process.wait_for_end(self.pid)
         self.close()
 
     @contextlib.contextmanager
@@ -203,29 +217,35 @@ class HostClient:
             observer=observer,
         )
         try:
+            return self._checked(self._exchange(hello))
+        except BaseException:
+            self._sock.close()
+            raise
+
+    def _exchange(self, hello: wire.Hello) -> wire.Reply:
+        try:
             self._sock.settimeout(HANDSHAKE_S)
             self._sock.sendall(wire.pack(hello, wire.HELLO_LIMIT))
             body = wire.receive_frame(self._sock, wire.REPLY_LIMIT)
-            if body is None:
-                raise HostUnavailable("The engine host ended the connection at once.", "It may be ending: try again.")
-            welcome = wire.reply_of(body)
             self._sock.settimeout(None)
         except TimeoutError:
-            self._sock.close()
             raise HostUnavailable(
                 f"The engine host (pid {self._peer}) does not answer.",
                 "If it is stuck, end that process; a new one starts by itself.",
             ) from None
-        except (OSError, PowerLabError) as error:
-            self._sock.close()
-            raise HostUnavailable(f"The engine host (pid {self._peer}) gave no welcome: {error}") from None
-        if not isinstance(welcome, wire.Welcome):
-            self._sock.close()
-            raise HostUnavailable(f"The engine host refused: {getattr(welcome, 'message', type(welcome).__name__)}")
-        if (welcome.protocol, welcome.package, welcome.revision) != (hello.protocol, hello.package, hello.revision):
-            self._sock.close()
-            raise HostMismatch(welcome)
-        return welcome
+        except ConnectionError:
+            body = None
+        if body is None:
+            raise HostEnding(f"The engine host (pid {self._peer}) is ending or refuses more clients.", "Try again.")
+        return wire.reply_of(body)
+
+    def _checked(self, reply: wire.Reply) -> wire.Welcome:
+        if not isinstance(reply, wire.Welcome):
+            raise HostUnavailable(f"The engine host refused: {getattr(reply, 'message', type(reply).__name__)}")
+        theirs = reply.protocol, reply.package, reply.revision
+        if theirs != (wire.PROTOCOL, power_lab.__version__, code_digest()):
+            raise HostMismatch(reply)
+        return reply
 
     def _read(self) -> None:
         why = "it ended"
@@ -264,17 +284,8 @@ class HostClient:
     def _raise_if_gone(self) -> None:
         if self._gone is not None:
             raise self._fresh()
-        if self._pid != os.getpid():
+        if self._owner != os.getpid():
             raise HostUnavailable("This connection belongs to the parent process.", "Connect again in this one.")
-
-
-def replace(paths: Paths) -> None:
-    """End the host that serves `paths`, whatever its version, after its running requests."""
-    sock = process.find(paths)
-    if sock is not None:
-        pid = process.peer_pid(sock)
-        sock.close()
-        process.end(pid)
 
 
 def _located(config: EngineConfig) -> EngineConfig:

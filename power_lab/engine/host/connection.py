@@ -49,7 +49,7 @@ class Connection:
         self._host, self._reader, self._writer = host, reader, writer
         self._loop = asyncio.get_running_loop()
         self._runs: dict[int, Run] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[int, asyncio.Task[None]] = {}
         self._open = True
         self.pid, self.name, self.observer = pid, "", False
         self.since = time.monotonic()
@@ -109,8 +109,7 @@ class Connection:
                     frame.id, self._submit(frame)
                 )  # in order, so that runs start in the order they were asked for
             case wire.Cancel():
-                if run := self._runs.get(frame.id):
-                    run.cancel()
+                self._cancel(frame.id)
             case wire.Load():
                 self._spawn(frame.id, self._load(frame))
             case wire.Query():
@@ -124,13 +123,19 @@ class Connection:
                 raise ProtocolError(f"Frame {type(frame).__name__} was not expected here.")
 
     def _spawn(self, request: int, work: Coroutine[Any, Any, None]) -> None:
-        if len(self._tasks) >= TASK_LIMIT:
+        if len(self._tasks) >= TASK_LIMIT or request in self._tasks:
             work.close()
-            self.fail(request, QueueFull(f"More than {TASK_LIMIT} questions are open.", "Wait for answers first."))
+            self.fail(request, QueueFull(f"Question {request} is one too many (limit {TASK_LIMIT}).", "Await answers."))
             return
-        task = self._loop.create_task(self._guarded(request, work))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task = self._tasks[request] = self._loop.create_task(self._guarded(request, work))
+        task.add_done_callback(lambda _: self._tasks.pop(request, None))
+
+    def _cancel(self, request: int) -> None:
+        """A run ends with its record; a question or a load is dropped without an answer."""
+        if run := self._runs.get(request):
+            run.cancel()
+        elif task := self._tasks.get(request):
+            task.cancel()
 
     async def _guarded(self, request: int, work: Coroutine[Any, Any, None]) -> None:
         try:
@@ -165,15 +170,16 @@ class Connection:
         run = self._runs[frame.id] = Run(frame.id, hosted)
         hosted.runs += 1
         try:
-            run.ticket = await on_thread(lambda: self._start(engine, frame, run), f"submit-{frame.id}")
+            ticket = await on_thread(lambda: self._start(engine, frame, run), f"submit-{frame.id}")
         except BaseException as error:
             self._end(run)
             if isinstance(error, EngineClosed):
                 self._host.engines.drop(hosted.key)
             raise
+        run.ticket = ticket
         if run.cancelled or not self._open:
-            run.ticket.cancel()
-        self.send(wire.Accepted(id=frame.id, run=run.ticket.id))
+            ticket.cancel()
+        self.send(wire.Accepted(id=frame.id, run=ticket.id))
 
     def _start(self, engine: EngineLike, frame: wire.Submit, run: Run) -> TicketLike:
         """On a thread: tokenizing a long prompt must not hold up other clients."""
@@ -255,7 +261,7 @@ class Connection:
     async def _leave(self) -> None:
         self._open = False
         self.cancel_all()
-        for task in tuple(self._tasks):
+        for task in tuple(self._tasks.values()):
             task.cancel()
         self._host.leave(self)
         self._writer.close()

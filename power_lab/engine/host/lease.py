@@ -31,9 +31,8 @@ Watch = Callable[[str, int, int], None]
 
 def resolved(config: EngineConfig) -> EngineConfig:
     """The configuration with what this machine decides filled in, so that equal engines have equal keys."""
-    model = config.model
-    if os.path.isabs(model) and os.path.exists(model):
-        model = os.path.realpath(model)
+    file = Path(config.model)
+    model = str(file.resolve()) if file.is_absolute() else config.model
     return msgspec.structs.replace(config, threads=config.threads or os.cpu_count() or 1, model=model)
 
 

@@ -25,7 +25,7 @@ class HostLog(RotatingFileHandler):
 
     def _open(self) -> io.TextIOWrapper:
         stream = super()._open()
-        os.chmod(self.baseFilename, 0o600)
+        Path(self.baseFilename).chmod(0o600)
         for standard in (1, 2):
             os.dup2(stream.fileno(), standard)
         return stream

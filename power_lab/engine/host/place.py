@@ -112,7 +112,7 @@ class HostLock:
 
     def __init__(self, path: Path) -> None:
         self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 - held as long as the process lives
-        os.chmod(path, 0o600)
+        path.chmod(0o600)
 
     def acquire(self) -> bool:
         """Try once."""

@@ -63,11 +63,6 @@ def _same_user(sock: socket.socket) -> None:
         )
 
 
-def peer_pid(sock: socket.socket) -> int:
-    """Process id of the host as the kernel knows it."""
-    return peer(sock)[0]
-
-
 def end(pid: int) -> None:
     """Ask a host to end after its running requests, and wait for that. Raises HostUnavailable when it does not."""
     with contextlib.suppress(ProcessLookupError):

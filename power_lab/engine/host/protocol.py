@@ -35,7 +35,7 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True, tag_field="frame", tag=st
     """Base of all frames."""
 
 
-class Hello(Frame, forbid_unknown_fields=False):
+class Hello(Frame, frozen=True, kw_only=True, forbid_unknown_fields=False):
     """First frame of a client. An observer (a panel) holds no engine and does not keep the host alive."""
 
     protocol: int
@@ -45,7 +45,7 @@ class Hello(Frame, forbid_unknown_fields=False):
     observer: bool = False
 
 
-class Load(Frame):
+class Load(Frame, frozen=True, kw_only=True):
     """Load or share the engine of `config`. With `replaces`, that engine is closed once the new one is there."""
 
     id: int
@@ -53,7 +53,7 @@ class Load(Frame):
     replaces: str = ""
 
 
-class Submit(Frame):
+class Submit(Frame, frozen=True, kw_only=True):
     """Start a run: `Accepted`, any number of `Output`, then `Done`; or `Failure`."""
 
     id: int
@@ -65,13 +65,13 @@ class Submit(Frame):
     deadline_s: float | None = None
 
 
-class Cancel(Frame):
+class Cancel(Frame, frozen=True, kw_only=True):
     """Ask for the end of run `id` at the next step boundary; its `Done` still comes."""
 
     id: int
 
 
-class Query(Frame):
+class Query(Frame, frozen=True, kw_only=True):
     """Ask for a value; the reply is `Answer` with the type in ANSWERS."""
 
     id: int
@@ -82,25 +82,25 @@ class Query(Frame):
     output: tuple[int, ...] = ()
 
 
-class Unload(Frame):
+class Unload(Frame, frozen=True, kw_only=True):
     """Drop this client's lease on an engine; it is closed at once when nobody else holds it."""
 
     id: int
     engine: str
 
 
-class Shutdown(Frame):
+class Shutdown(Frame, frozen=True, kw_only=True):
     """End the host, after running requests when `drain`. Refused with EngineInUse while others are connected."""
 
     id: int
     drain: bool = True
 
 
-class Bye(Frame):
+class Bye(Frame, frozen=True, kw_only=True):
     """The client leaves in good order."""
 
 
-class Welcome(Frame, forbid_unknown_fields=False):
+class Welcome(Frame, frozen=True, kw_only=True, forbid_unknown_fields=False):
     """First frame of the host: what it is, and who else is connected."""
 
     protocol: int
@@ -112,7 +112,7 @@ class Welcome(Frame, forbid_unknown_fields=False):
     engines: int = 0
 
 
-class Progress(Frame):
+class Progress(Frame, frozen=True, kw_only=True):
     """A stage of loading: `done` of `total` (0 where unknown)."""
 
     id: int
@@ -121,7 +121,7 @@ class Progress(Frame):
     total: int
 
 
-class Loaded(Frame):
+class Loaded(Frame, frozen=True, kw_only=True):
     """The engine is ready and leased to this client; `shared` when it was there before."""
 
     id: int
@@ -130,35 +130,35 @@ class Loaded(Frame):
     shared: bool
 
 
-class Accepted(Frame):
+class Accepted(Frame, frozen=True, kw_only=True):
     """The run is queued; `run` is its number in the engine."""
 
     id: int
     run: int
 
 
-class Output(Frame):
+class Output(Frame, frozen=True, kw_only=True):
     """A piece of output."""
 
     id: int
     delta: Delta
 
 
-class Done(Frame):
+class Done(Frame, frozen=True, kw_only=True):
     """The run has ended, in whatever way."""
 
     id: int
     record: RunRecord
 
 
-class Answer(Frame):
+class Answer(Frame, frozen=True, kw_only=True):
     """The value a query asked for, or the plain acknowledgement (nil) of `Unload` and `Shutdown`."""
 
     id: int
     value: msgspec.Raw
 
 
-class Failure(Frame):
+class Failure(Frame, frozen=True, kw_only=True):
     """A typed error. Id 0 concerns the connection, which the host closes after it."""
 
     id: int

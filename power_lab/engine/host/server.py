@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Callable
 from logging import Logger
+from pathlib import Path
 
 import msgspec
 
@@ -47,14 +48,14 @@ class Host:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, lambda: self.stop(drain=True))
         server = await asyncio.start_unix_server(self._accept, sock=listener)
-        path = listener.getsockname()
+        path = Path(listener.getsockname())
         ready()
         self.log.info("host of revision %s listens", code_digest())
         sweeper = loop.create_task(self._sweep())
         await self._stopping.wait()
         sweeper.cancel()
         server.close()
-        _unlink(path)
+        path.unlink(missing_ok=True)
         await self._finish()
 
     def stop(self, *, drain: bool) -> None:
@@ -200,10 +201,3 @@ def _resident() -> int:
     import psutil
 
     return psutil.Process().memory_info().rss
-
-
-def _unlink(path: str) -> None:
-    try:
-        os.unlink(path)
-    except FileNotFoundError:
-        return

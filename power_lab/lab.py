@@ -1,0 +1,422 @@
+"""The lab: what a notebook or script talks to. It finds or starts the engine host by itself, whenever it is needed."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from power_lab.engine.config import EngineConfig, HostSettings, Paths, strict
+from power_lab.engine.request import SamplingParams
+from power_lab.errors import EngineClosed, EngineInUse, QueueFull, RequestCancelled, StepFailed
+
+if TYPE_CHECKING:
+    from power_lab.engine.host.api import Prompting
+    from power_lab.engine.host.client import HostClient
+    from power_lab.engine.host.remote import RemoteEngine, RemoteRun
+    from power_lab.engine.trace import BlockState, EngineFacts, RunRecord
+    from power_lab.run import Run
+    from power_lab.tables import Decisions, Memory, Status
+    from power_lab.widgets.inspect import Inspect
+
+IN_FLIGHT = 64  # requests of one generate_many call at a time
+
+
+def connect(*, paths: Paths | None = None, settings: HostSettings | None = None) -> Lab:
+    """A lab. It talks to the engine host at its first call, not before."""
+    return Lab(paths=paths, settings=settings)
+
+
+class Lab:
+    """Loads models, generates, and shows what the engine does.
+
+    Interrupting any call is safe: the run is cancelled at the next step boundary, the model stays loaded, the next call works.
+    When the host has gone, the next call starts a new one and loads the same model.
+
+    Attributes:
+        last: the latest finished run, also when it was interrupted.
+    """
+
+    def __init__(self, *, paths: Paths | None = None, settings: HostSettings | None = None) -> None:
+        self._given = paths, settings
+        self._config = EngineConfig()
+        self._client: HostClient | None = None
+        self._engine: RemoteEngine | None = None
+        self._lock = threading.RLock()
+        self.last: Run | None = None
+
+    @cached_property
+    def _paths(self) -> Paths:
+        return self._given[0] or Paths.default()
+
+    @cached_property
+    def _settings(self) -> HostSettings:
+        return self._given[1] or HostSettings.default()
+
+    # --- models -----------------------------------------------------------------------------------------------------------------
+
+    def load(self, model: str = "smollm2", **settings: Any) -> Lab:
+        """Load a model, or share the engine that another notebook has with the same settings. Replaces this lab's engine.
+
+        Args:
+            model: a name from `models()` or the path of a .gguf file.
+            settings: fields of EngineConfig.
+
+        Raises:
+            ConfigError naming an unknown key or a wrong value; what loading raises; HostUnavailable.
+        """
+        config = EngineConfig.of({"model": str(model), **plain(settings)})
+        with self._lock:
+            before = self._engine
+            engine = self._load(config)
+            if before is not None and before.key != engine.key:
+                before.close()
+        return self
+
+    def configure(self, **changes: Any) -> Lab:
+        """Change settings of the engine in use. Raises ConfigError, or EngineInUse when other live clients hold that engine."""
+        with self._lock:
+            known = msgspec.structs.asdict(self._config)
+            config = EngineConfig.of({**known, **plain(changes)})
+            held = self._engine is not None and self._engine.client.open
+            self._load(config, replaces=self._engine.key if held and self._engine is not None else "")
+        return self
+
+    def unload(self) -> None:
+        """Drop the lease on the engine, which ends now unless other notebooks use it. A later call loads it again."""
+        with self._lock:
+            engine, self._engine = self._engine, None
+            if engine is not None:
+                engine.close()
+
+    @property
+    def engine(self) -> RemoteEngine:
+        """The engine in use, loaded (again) where it is not there."""
+        with self._lock:
+            if self._engine is None or not self._engine.client.open:
+                self._load(self._config)
+            assert self._engine is not None
+            return self._engine
+
+    @property
+    def facts(self) -> EngineFacts:
+        """What the engine is: model, file digest, licence, arithmetic, versions."""
+        return self.engine.facts
+
+    def _load(self, config: EngineConfig, replaces: str = "") -> RemoteEngine:
+        from power_lab.bars import LoadBar
+        from power_lab.engine.host.remote import RemoteEngine
+
+        client = self._connected()
+        with LoadBar() as bar:
+            loaded = client.load(config, replaces=replaces, progress=bar)
+        self._config, self._engine = config, RemoteEngine(client, loaded)
+        return self._engine
+
+    def _connected(self) -> HostClient:
+        from power_lab.engine.host.client import HostClient
+
+        if self._client is None or not self._client.open:
+            self._client = HostClient.connect(self._paths, self._settings)
+        return self._client
+
+    # --- generating -------------------------------------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompt: Prompting,
+        *,
+        stream: bool | None = None,
+        chat: bool | None = None,
+        cache_key: str = "",
+        deadline_s: float | None = None,
+        **params: Any,
+    ) -> Run:
+        """Run one request and wait for it.
+
+        Args:
+            prompt: text, token ids, or chat messages ({"role", "content"}).
+            stream: show output as it comes; None does so in notebooks only.
+            chat: whether text is wrapped as a user's message; None does so where the model has a chat template.
+            cache_key: namespace of the prefix cache.
+            deadline_s: seconds from now to the last token; a run that misses it ends with finish `deadline` and what it has.
+            params: fields of SamplingParams.
+
+        Raises:
+            ConfigError, CapacityError, QueueFull; StepFailed when the engine's step raised; HostUnavailable.
+            KeyboardInterrupt comes through once the run is cancelled; `last` then has the partial output.
+        """
+        from power_lab.display import stream_for
+
+        wanted = sampling(params)
+        out = stream_for(stream)
+        run = self._submit(prompt, wanted, chat=chat, cache_key=cache_key, deadline_s=deadline_s)
+        try:
+            with self._closing_noticed():
+                run.result(on_delta=out.delta)
+        finally:
+            run.settle()  # nothing to do for a finished run
+            if run.record is not None:
+                out.done(self._keep(run.record))
+        assert self.last is not None
+        return _sound(self.last)
+
+    def generate_many(
+        self,
+        prompts: Sequence[Prompting],
+        *,
+        progress: bool = True,
+        chat: bool | None = None,
+        cache_key: str = "",
+        deadline_s: float | None = None,
+        **params: Any,
+    ) -> list[Run]:
+        """Run many requests as a continuous batch; the runs come back in the order of the prompts.
+
+        Run `i` uses the seed `derived_seed(seed, i)`, so each can be repeated alone; `seed=None` draws the common one. Other arguments
+        and errors as for `generate`; an error or interrupt cancels the rest.
+        """
+        from power_lab.bars import count_bar
+
+        wanted = sampling(params)
+        seed = secrets.randbits(63) if wanted.seed is None else wanted.seed
+        keys = {"chat": chat, "cache_key": cache_key, "deadline_s": deadline_s}
+
+        def submit(index: int) -> RemoteRun:
+            return self._submit(prompts[index], msgspec.structs.replace(wanted, seed=derived_seed(seed, index)), **keys)
+
+        runs: list[Run] = []
+        with self._closing_noticed(), count_bar(len(prompts), progress) as bar:
+            for record in _in_order(len(prompts), submit, IN_FLIGHT):
+                runs.append(_sound(self._keep(record)))
+                bar.update()
+        return runs
+
+    def chat(self, system: str | None = None, **params: Any) -> Conversation:
+        """A conversation. `params` are defaults for every turn: fields of SamplingParams, `stream`, `cache_key`, `deadline_s`."""
+        options = {key: value for key, value in params.items() if key in ("stream", "cache_key", "deadline_s")}
+        sampling({key: value for key, value in params.items() if key not in options})
+        return Conversation(self, system, params)
+
+    def tokenize(self, text: str) -> list[int]:
+        """Token ids of raw text."""
+        return self.engine.tokenize(text)
+
+    def _submit(self, prompt: Prompting, params: SamplingParams, **options: Any) -> RemoteRun:
+        return self.engine.submit(prompt, params, **options)
+
+    def _keep(self, record: RunRecord) -> Run:
+        from power_lab.run import Run
+
+        self.last = Run(record)
+        return self.last
+
+    @contextmanager
+    def _closing_noticed(self) -> Iterator[None]:
+        """An engine that turns out to be closed is forgotten, so that the next call loads it again."""
+        try:
+            yield
+        except EngineClosed:
+            self._engine = None
+            raise
+
+    # --- looking ----------------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def inspect(self) -> Inspect:
+        """The inspectors: `lab.inspect.acceptance(run)`, `lab.inspect.blocks()`."""
+        from power_lab.widgets.inspect import Inspect
+
+        return Inspect(self)
+
+    def explain(self) -> Decisions:
+        """Every setting and mechanism in force, who owns it and why it is as it is."""
+        from power_lab.tables import Decisions
+
+        return Decisions(self.engine.explain())
+
+    def memory(self) -> Memory:
+        """The engine's memory plan in bytes."""
+        from power_lab.tables import Memory, shown
+
+        return shown(Memory, self.engine.memory())
+
+    def blocks(self) -> tuple[BlockState, ...]:
+        """A snapshot of every KV block."""
+        return self.engine.blocks()
+
+    def status(self) -> Status | None:
+        """The host with its clients and engines, or None when none runs; starts nothing."""
+        from power_lab.engine.host.client import HostClient
+        from power_lab.tables import Status, shown
+
+        if self._client is not None and self._client.open:
+            return shown(Status, self._client.status())
+        client = HostClient.find(self._paths, self._settings)
+        if client is None:
+            return None
+        try:
+            return shown(Status, client.status())
+        finally:
+            client.close()
+
+    # --- ending -----------------------------------------------------------------------------------------------------------------
+
+    def shutdown(self, *, force: bool = False) -> str:
+        """Drop this lab's lease. The host ends too unless others are connected; says which.
+
+        With `force` the host must end: raises EngineInUse naming the other live clients when there are any.
+        """
+        from power_lab.engine.host.client import HostClient
+
+        with self._lock:
+            client = self._client
+            if client is None or not client.open:
+                client = HostClient.find(self._paths, self._settings, observer=False)
+            said = "No engine host is running."
+            if client is not None:
+                said = _end_host(client, force)
+            self._client = self._engine = None
+            return said
+
+    def replace_host(self) -> None:
+        """End the running host, of whatever version, after its running requests; the next call starts one of this version.
+
+        Raises EngineInUse naming other live clients.
+        """
+        from power_lab.engine.host.client import HostClient, HostMismatch
+        from power_lab.engine.host.process import end
+
+        self.disconnect()
+        try:
+            client = HostClient.find(self._paths, self._settings)
+        except HostMismatch as error:
+            welcome = error.welcome
+        else:
+            if client is None:
+                return
+            welcome = client.welcome
+            client.close()
+        if welcome.clients:
+            raise EngineInUse(
+                f"The engine host is also used by {', '.join(welcome.clients)}.", "Close those notebooks."
+            )
+        end(welcome.pid)
+
+    def disconnect(self) -> None:
+        """Leave the host. The engine stays loaded for its idle time, for this or another notebook."""
+        with self._lock:
+            client, self._client, self._engine = self._client, None, None
+            if client is not None:
+                client.close()
+
+    def __repr__(self) -> str:
+        engine = self._engine
+        if engine is None or not engine.client.open:
+            return f"<Lab: no engine yet; the next call loads {self._config.model!r}>"
+        facts = engine.facts
+        return f"<Lab: {facts.model} ({facts.file}), {facts.mode} on {facts.device}, {facts.threads} threads, host pid {engine.client.pid}>"
+
+
+class Conversation:
+    """A chat whose every turn continues the exact tokens of the turns before, so that their KV blocks are reused.
+
+    A turn that fails or is interrupted leaves the conversation as it was.
+
+    Attributes:
+        turns: the runs so far.
+    """
+
+    def __init__(self, lab: Lab, system: str | None, params: Mapping[str, Any]) -> None:
+        self._lab = lab
+        self._system = system
+        self._params = dict(params)
+        self.turns: list[Run] = []
+
+    def say(self, text: str, **params: Any) -> Run:
+        """One turn: the user's message in, the run of the answer out. `params` override the conversation's for this turn."""
+        run = self._lab.generate(self._prompt(text), **{**self._params, **params})
+        self.turns.append(run)
+        return run
+
+    def _prompt(self, text: str) -> Prompting:
+        if self.turns:
+            record = self.turns[-1].record
+            return self._lab.engine.continuation(record.prompt_tokens, record.tokens, text)
+        opening = [{"role": "system", "content": self._system}] if self._system is not None else []
+        return [*opening, {"role": "user", "content": text}]
+
+
+def derived_seed(seed: int, index: int) -> int:
+    """The seed of run `index` of a `generate_many` call with `seed`: SHA-256, 63 bits, the same everywhere."""
+    digest = hashlib.sha256(f"power-lab/many/{seed}/{index}".encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1
+
+
+def _in_order(count: int, submit: Callable[[int], RemoteRun], window: int) -> Iterator[RunRecord]:
+    """Records of runs 0..count-1, at most `window` in flight. Whatever ends this early cancels and awaits the rest."""
+    flying: deque[tuple[int, RemoteRun]] = deque()
+    begun = 0
+    try:
+        while begun < count or flying:
+            while begun < count and len(flying) < window:
+                flying.append((begun, submit(begun)))
+                begun += 1
+            index, run = flying[0]
+            try:
+                record = run.result()
+            except QueueFull:  # other clients fill the queue: this one comes back when there is room
+                time.sleep(0.05)
+                flying[0] = index, submit(index)
+                continue
+            flying.popleft()
+            yield record
+    finally:
+        for _, run in flying:
+            run.cancel()
+        for _, run in flying:
+            run.settle()
+
+
+def _sound(run: Run) -> Run:
+    """The run, unless the engine or somebody else ended it before its time."""
+    if run.finish == "error":
+        raise StepFailed(f"Run {run.record.id} failed: {run.record.finish_detail}", "`lab.last` has its output so far.")
+    if run.finish == "cancelled":
+        raise RequestCancelled(f"Run {run.record.id} was cancelled from outside.", "`lab.last` has its output so far.")
+    return run
+
+
+def _end_host(client: HostClient, force: bool) -> str:
+    try:
+        client.shutdown()
+    except EngineInUse as error:
+        if force:
+            raise
+        client.close()
+        return f"This notebook's lease is dropped. {error.message}"
+    return "The engine host has ended."
+
+
+def sampling(params: Mapping[str, Any]) -> SamplingParams:
+    """Parameters from keywords; one stop string may stand alone. Raises ConfigError naming the key."""
+    settings = plain(params)
+    if isinstance(settings.get("stop"), str):
+        settings["stop"] = (settings["stop"],)
+    return strict(SamplingParams, settings)
+
+
+def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """NumPy scalars as Python numbers, so that values of an arange or linspace can be given as they are."""
+    return {
+        key: value.item() if hasattr(value, "dtype") and hasattr(value, "item") else value
+        for key, value in settings.items()
+    }
