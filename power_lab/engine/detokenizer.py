@@ -1,4 +1,4 @@
-"""Streaming detokenization: text that is safe to show now, byte for byte what decoding everything at once would give."""
+"""Streaming detokenization: text that is safe to show now, byte for byte what decoding it all at once gives."""
 
 from __future__ import annotations
 

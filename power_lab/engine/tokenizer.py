@@ -7,7 +7,7 @@ alone, never from how a token looks; whether a text may contain them is the call
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,6 +113,7 @@ class Tokenizer:
         )
         plain = {tokens[index]: index for index in np.flatnonzero(types == USER_DEFINED).tolist()}
         self._marks = {False: plain, True: {tokens[index]: index for index in sorted(self.special_ids)} | plain}
+        self._control = _alternation({tokens[index]: index for index in self.special_ids})
         self._splits = {special: _alternation(marks) for special, marks in self._marks.items()}
         self.bos_id = self._checked("tokenizer.ggml.bos_token_id", bos_id)
         self.add_bos = (rules.bos if add_bos is None else add_bos) and bos_id is not None
@@ -159,7 +160,7 @@ class Tokenizer:
             chat_template=value("chat_template", str),
         )
 
-    def encode(self, text: str, *, special: bool, bos: bool) -> list[int]:
+    def encode(self, text: str, *, special: bool, bos: bool, plain: Callable[[str], str] | None = None) -> list[int]:
         """Token ids of a text.
 
         Args:
@@ -169,6 +170,7 @@ class Tokenizer:
             bos: whether this is the start of a prompt. The one rule: the model's beginning-of-text token is then put
                 first if the file asks for it (`add_bos`) and the ids do not begin with it already, so that a template
                 which writes it never doubles it.
+            plain: applied to the text between special tokens before it is encoded (see `chat_ids`).
 
         Raises TokenizerError when the text holds lone surrogates.
         """
@@ -180,7 +182,7 @@ class Tokenizer:
                 if mark is not None:
                     ids.append(mark)
                 elif piece:
-                    ids += self._bpe.encode(piece, add_special_tokens=False).ids
+                    ids += self._bpe.encode(plain(piece) if plain else piece, add_special_tokens=False).ids
         except (UnicodeEncodeError, TypeError):
             raise TokenizerError("The text is not valid Unicode: it holds lone surrogates or is no string.") from None
         if bos and self.add_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
@@ -203,6 +205,10 @@ class Tokenizer:
     def piece(self, token: int) -> str:
         """One token for display: what it decodes to alone, or a special token's name."""
         return self.token_bytes(token).decode("utf-8", "replace")
+
+    def replace_special(self, text: str, by: Callable[[str], str]) -> str:
+        """The text with every control token that is spelled in it replaced by `by(name)`."""
+        return self._control.sub(lambda found: by(found[0]), text) if self._control else text
 
     def lost(self, text: str) -> str:
         """The characters of a text that the vocabulary cannot hold (see `missing_bytes`), each once, in order."""
