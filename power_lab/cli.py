@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,6 @@ import msgspec
 from power_lab import __version__
 from power_lab.engine.config import EngineConfig, Paths
 from power_lab.errors import PowerLabError
-from power_lab.progress import Progress
 
 if TYPE_CHECKING:
     from power_lab.jupyterlab import LabServer
@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
     """Execute a notebook."""
     from power_lab.notebook import run_notebook
 
-    with Progress(quiet=options.json, unit="cell") as progress:
+    with _progress(options) as progress:
         done = run_notebook(
             options.notebook,
             options.output,
@@ -101,7 +101,7 @@ def models(options: argparse.Namespace) -> int:
 
     paths = Paths.default()
     if options.action == "fetch":
-        with Progress(quiet=options.json) as progress:
+        with _progress(options) as progress:
             entry = store.fetch(options.name, paths, progress)
         _show(options, entry, lambda: f"{entry.name}: {entry.path}")
     elif options.action == "verify":
@@ -144,12 +144,36 @@ def warm(options: argparse.Namespace) -> int:
     from power_lab.engine.engine import Engine
 
     config, paths = EngineConfig(), Paths.default()
-    with Progress(quiet=options.json) as progress:
+    with _progress(options) as progress:
         entry = store.fetch(config.model, paths, progress)
         Engine(config, paths=paths, progress=progress).close()
     ready = {"model": entry, "kernels": paths.kernels}
     _show(options, ready, lambda: f"Ready: {entry.name}; compiled kernels in {paths.kernels}")
     return 0
+
+
+class _StageLines:
+    """Progress for logs: one line when a stage begins; `kernels: rope` is a step of the stage `kernels`."""
+
+    def __init__(self) -> None:
+        self._stage = ""
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        name = stage.partition(": ")[0]
+        if name != self._stage:
+            self._stage = name
+            print(f"{name} ...", file=sys.stderr, flush=True)
+
+
+def _progress(options: argparse.Namespace) -> AbstractContextManager[Callable[[str, int, int], None]]:
+    """Called as (stage, done, total): nothing with --json, bars on a terminal, lines anywhere else."""
+    if options.json:
+        return nullcontext(lambda stage, done, total: None)
+    if not sys.stderr.isatty():
+        return nullcontext(_StageLines())
+    from power_lab.bars import LoadBar
+
+    return LoadBar()
 
 
 def _show(options: argparse.Namespace, value: Any, text: Callable[[], str]) -> None:
