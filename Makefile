@@ -17,7 +17,7 @@ CONSTRAIN = $$(nvidia-smi -L 2>/dev/null | grep -q GPU || echo "-c constraints/c
 # pip, readable: one line that changes on a terminal, warnings of site-wide pip settings ("Location ... is ignored") left out.
 SHOW = awk -v tty="$$(test -t 1 && echo 1 || true)" \
   '/^Collecting/ {n++; if (tty) printf "\r\033[K  %3d  %s", n, $$2; fflush()} \
-   /^Installing collected/ {if (tty) printf "\r\033[K"; print "  unpacking " n " packages"; fflush()}'
+   /^Installing collected/ {if (tty) printf "\r\033[K"; if (NF > 8) print "  unpacking " (NF - 3) " packages"; fflush()}'
 PIP = $(BIN)/python -m pip --disable-pip-version-check install --progress-bar off $(CONSTRAIN) \
   2> >(grep -v 'WARNING: Location .* is ignored' >&2)
 
