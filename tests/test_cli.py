@@ -169,6 +169,23 @@ class TestRun:
         assert outputs(path)[1][0].ename == "KeyboardInterrupt"
 
 
+class TestModels:
+    def test_the_list_says_what_is_here(self, power_lab):
+        assert "not here yet: power-lab models fetch smollm2" in power_lab("models").stdout
+        listed = json.loads(power_lab("models", "--json").stdout)
+        assert [(entry["name"], entry["present"], entry["license"]) for entry in listed] == [
+            ("smollm2", False, "Apache-2.0")
+        ]
+
+    @pytest.mark.parametrize("action", ["fetch", "verify"])
+    def test_an_unknown_name_is_refused(self, power_lab, action):
+        done = power_lab("models", action, "nonsense", "--json")
+        assert done.returncode == 2
+        error = json.loads(done.stdout)["error"]
+        assert error["kind"] == "ConfigError"
+        assert "Known models: smollm2" in error["remedy"]
+
+
 class TestLab:
     def test_serves_on_loopback_with_a_token_until_ctrl_c(self, started, tmp_path):
         process = started("lab", tmp_path / "mine", "--no-browser", "--json")

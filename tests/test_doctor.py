@@ -152,6 +152,24 @@ def test_no_openmp(paths, monkeypatch):
     assert doctor.openmp(paths)[0] == "warn"
 
 
+class TestModel:
+    def test_absent(self, paths):
+        status, _, remedy = doctor.model(paths)
+        assert status == "warn"
+        assert "power-lab models fetch smollm2" in remedy
+
+    def test_wrong_bytes(self, paths):
+        from power_lab.models import list_models
+
+        file = next(entry.path for entry in list_models(paths) if entry.name == "smollm2")
+        file.parent.mkdir(parents=True)
+        file.write_bytes(b"GGUF")
+        found = doctor._guarded("default model", doctor.model, paths)
+        assert found.status == "fail"
+        assert str(file) in found.value
+        assert "power-lab models fetch smollm2" in found.remedy
+
+
 class TestGpu:
     @pytest.fixture
     def smi(self, tmp_path, monkeypatch):

@@ -37,7 +37,7 @@ class Shape:
     head_dim: int = 16
     quantised: bool = False
     seed: int = 0
-    scale: float = 3.0  # of the weights: large enough that outputs do not just repeat one token
+    scale: float = 1.4  # of the weights: outputs repeat themselves at times, but are not one token for ever
 
 
 @lru_cache(maxsize=1)
@@ -132,6 +132,29 @@ def cache_dir() -> Path:
     return Paths.default().kernels
 
 
+HF_NAMES = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+
+
+def hf_name(name: str) -> str:
+    """A GGUF tensor name in transformers' Llama."""
+    if name in HF_NAMES:
+        return HF_NAMES[name]
+    _, layer, part, _ = name.split(".")
+    return f"model.layers.{layer}.{HF_NAMES[part]}.weight"
+
+
 def reference_model(shape: Shape) -> Any:
     """The same model in transformers (f32, eager attention)."""
     import gguf
@@ -153,29 +176,11 @@ def reference_model(shape: Shape) -> Any:
         attn_implementation="eager",
     )
     model = LlamaForCausalLM(config).eval()
-    names = {
-        "token_embd.weight": "model.embed_tokens.weight",
-        "output_norm.weight": "model.norm.weight",
-        "attn_norm": "input_layernorm",
-        "attn_q": "self_attn.q_proj",
-        "attn_k": "self_attn.k_proj",
-        "attn_v": "self_attn.v_proj",
-        "attn_output": "self_attn.o_proj",
-        "ffn_norm": "post_attention_layernorm",
-        "ffn_gate": "mlp.gate_proj",
-        "ffn_up": "mlp.up_proj",
-        "ffn_down": "mlp.down_proj",
-    }
     state = {}
     for name, value in tensors(shape).items():
         if isinstance(value, tuple):
             value = gguf.dequantize(value[1], gguf.GGMLQuantizationType(int(value[0])))
-        if name in names:
-            target = names[name]
-        else:
-            _, layer, part, _ = name.split(".")
-            target = f"model.layers.{layer}.{names[part]}.weight"
-        state[target] = torch.from_numpy(np.ascontiguousarray(value))
+        state[hf_name(name)] = torch.from_numpy(np.ascontiguousarray(value))
     state["lm_head.weight"] = state["model.embed_tokens.weight"]
     model.load_state_dict(state)
     return model
