@@ -88,11 +88,7 @@ def check_messages(messages: Sequence[Message]) -> None:
 
 
 def chat_ids(tokenizer: Tokenizer, messages: Sequence[Message], add_generation_prompt: bool = True) -> list[int]:
-    """Token ids of a chat's prompt, with the beginning-of-text token where the model wants it, once.
-
-    Special tokens come from the template only: a message that spells one, say `<|im_end|>`, stays the text that it is.
-    Raises ConfigError for wrong messages, TokenizerError when there is no usable template.
-    """
+    """Behind `Tokenizer.encode_chat`."""
     template = _template(tokenizer)
     check_messages(messages)
     mark = _marks(messages, template)[0]
@@ -100,19 +96,8 @@ def chat_ids(tokenizer: Tokenizer, messages: Sequence[Message], add_generation_p
     return tokenizer.encode(text, special=True, bos=True, plain=_plain(mark))
 
 
-def continuation(tokenizer: Tokenizer, messages: Sequence[Message], output: Sequence[int], turn: Message) -> list[int]:
-    """Token ids to append to a chat so that a next turn follows, and everything before stays token for token the same.
-
-    Args:
-        tokenizer: the model's.
-        messages: the chat whose prompt was run.
-        output: the tokens that the model answered, with or without its end token.
-        turn: the next message, from the user or a tool.
-
-    The chat is rendered with a stand-in for the answer; what follows the stand-in is what follows the answer. The end
-    token is not repeated when the output has one already. Raises TokenizerError if the template does not keep answers
-    as they are, so that nothing can be said to follow them.
-    """
+def continuation(tokenizer: Tokenizer, output: Sequence[int], turn: Message, messages: Sequence[Message]) -> list[int]:
+    """Behind `Tokenizer.continuation`: what the template puts after a stand-in for the answer follows the answer."""
     template = _template(tokenizer)
     check_messages([*messages, turn])
     mark, other = _marks([*messages, turn], template)

@@ -7,7 +7,7 @@ alone, never from how a token looks; whether a text may contain them is the call
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,8 @@ import numpy as np
 from tokenizers import Regex, models, pre_tokenizers
 from tokenizers import Tokenizer as Engine
 
-from power_lab.engine.chat import ChatTemplate
+from power_lab.engine import chat
+from power_lab.engine.chat import ChatTemplate, Message
 from power_lab.errors import TokenizerError
 
 MAX_VOCAB = 1 << 21
@@ -170,7 +171,7 @@ class Tokenizer:
             bos: whether this is the start of a prompt. The one rule: the model's beginning-of-text token is then put
                 first if the file asks for it (`add_bos`) and the ids do not begin with it already, so that a template
                 which writes it never doubles it.
-            plain: applied to the text between special tokens before it is encoded (see `chat_ids`).
+            plain: applied to the text between special tokens before it is encoded (see `encode_chat`).
 
         Raises TokenizerError when the text holds lone surrogates.
         """
@@ -188,6 +189,30 @@ class Tokenizer:
         if bos and self.add_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
             ids.insert(0, self.bos_id)
         return ids
+
+    def encode_chat(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> list[int]:
+        """Token ids of a chat's prompt, with the beginning-of-text token where the model wants it, once.
+
+        Special tokens come from the template only: a message that spells one, say `<|im_end|>`, stays the text that it
+        is. Raises ConfigError naming what is wrong with a message, TokenizerError when no template can be used.
+        """
+        return chat.chat_ids(self, messages, add_generation_prompt)
+
+    def continuation(
+        self, output: Sequence[int], message: str | Message, messages: Sequence[Message] | None = None
+    ) -> list[int]:
+        """Token ids to append to a chat for its next turn; everything before stays token for token the same.
+
+        Args:
+            output: the tokens that the model answered, with or without its end token, which is never doubled.
+            message: the next message; text is the user's.
+            messages: the chat before the answer, for templates that look at it.
+
+        Raises as `encode_chat` does, and TokenizerError if the template does not keep answers as they are, so that
+        nothing can be said to follow them.
+        """
+        turn = {"role": "user", "content": message} if isinstance(message, str) else message
+        return chat.continuation(self, output, turn, messages or [{"role": "user", "content": "Hello"}])
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes that a token stands for; a special token gives its name. TokenizerError for an unknown id."""

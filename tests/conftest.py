@@ -1,0 +1,18 @@
+"""Fixtures of all tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from power_lab import models
+from power_lab.engine.config import Paths
+
+DEFAULT_PATHS = Paths.default()  # before any test points POWER_LAB_HOME elsewhere
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    """The default model's file, from the user's cache; fetched (93 MB, once) if it is not there."""
+    return models.ensure("smollm2", DEFAULT_PATHS, progress=False).path
