@@ -22,6 +22,7 @@ from power_lab.errors import PowerLabError
 
 if TYPE_CHECKING:
     from power_lab.jupyterlab import LabServer
+    from power_lab.models import ModelEntry
     from power_lab.notebook import CellFailure, NotebookRun
 
 
@@ -100,17 +101,20 @@ def models(options: argparse.Namespace) -> int:
     from power_lab import models as store
 
     paths = Paths.default()
-    if options.action == "fetch":
-        with _progress(options) as progress:
-            entry = store.fetch(options.name, paths, progress)
-        _show(options, entry, lambda: f"{entry.name}: {entry.path}")
-    elif options.action == "verify":
-        entry = store.verify(store.resolve(options.name, paths))
-        _show(options, entry, lambda: f"{entry.name}: SHA-256 as expected, {entry.sha256}")
-    else:
+    if options.action == "list":
         listed = store.list_models(paths)
-        _show(options, listed, lambda: "\n".join(str(entry) for entry in listed))
+        _show(options, listed, lambda: "\n".join(map(_model_line, listed)))
+        return 0
+    with _progress(options) as progress:
+        act = store.fetch if options.action == "fetch" else store.verify
+        entry = act(options.name, paths, progress)
+    _show(options, entry, lambda: f"{entry.name}: {entry.path}\nSHA-256 {entry.sha256}")
     return 0
+
+
+def _model_line(entry: ModelEntry) -> str:
+    where = str(entry.path) if entry.present else f"not here yet: power-lab models fetch {entry.name}"
+    return f"{entry.name:12}  {entry.size / 1e6:8.1f} MB  {entry.license or 'licence in the file':20}  {where}"
 
 
 _VERDICTS = {
@@ -145,7 +149,7 @@ def warm(options: argparse.Namespace) -> int:
 
     config, paths = EngineConfig(), Paths.default()
     with _progress(options) as progress:
-        entry = store.fetch(config.model, paths, progress)
+        entry = store.ensure(config.model, paths, progress)
         Engine(config, paths=paths, progress=progress).close()
     ready = {"model": entry, "kernels": paths.kernels}
     _show(options, ready, lambda: f"Ready: {entry.name}; compiled kernels in {paths.kernels}")

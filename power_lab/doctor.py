@@ -19,7 +19,7 @@ from typing import Literal
 
 import msgspec
 
-from power_lab.engine.config import Paths
+from power_lab.engine.config import EngineConfig, Paths
 from power_lab.errors import PowerLabError
 
 Status = Literal["ok", "warn", "fail"]
@@ -228,6 +228,18 @@ def openmp(paths: Paths) -> tuple[Status, str, str]:
     return "ok", "libgomp.so.1", ""
 
 
+def model(paths: Paths) -> tuple[Status, str, str]:
+    """The default model and its SHA-256, which is computed once and remembered while the file stays as it is."""
+    from power_lab.models import list_models, resolve
+
+    name = EngineConfig().model
+    entry = next(entry for entry in list_models(paths) if entry.name == name)
+    if not entry.present:
+        return "warn", f"{name} is not on this machine", f"Run: power-lab models fetch {name}"
+    found = resolve(name, paths)  # raises when the bytes are not the catalogue's
+    return "ok", f"{name}, {found.path}, SHA-256 as expected", ""
+
+
 def gpu(paths: Paths) -> tuple[Status, str, str]:
     """What `nvidia-smi` shows and which torch is installed. This version computes on the CPU either way."""
     torch = f"torch {_version('torch') or 'missing'}"
@@ -298,6 +310,7 @@ CHECKS: dict[str, Callable[[Paths], tuple[Status, str, str]]] = {
     "pip": pip,
     "OpenMP": openmp,
     "GPU": gpu,
+    "default model": model,
     "Jupyter kernel": kernelspec,
     "engine host": host,
 }
