@@ -1,52 +1,104 @@
-"""Progress bars for notebooks and terminals (tqdm). They are gone when the work is done: a saved notebook keeps its results only."""
+"""Progress of loading and of many runs: a bar while it lasts. In a notebook one line of the outcome is left, in a terminal nothing."""
 
 from __future__ import annotations
 
-import warnings
-from contextlib import AbstractContextManager
+import time
+from html import escape
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-
-def make_bar(**options: Any) -> tqdm[Any]:
-    """A bar of the kind that fits this front end, which disappears at the end."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # tqdm warns where ipywidgets is missing, and then draws text
-        from tqdm.auto import tqdm
-
-        return tqdm(leave=False, dynamic_ncols=True, **options)
+REFRESH_S = 0.1
 
 
-def count_bar(total: int, wanted: bool) -> AbstractContextManager[tqdm[Any]]:
-    """A bar over `total` requests."""
-    return make_bar(total=total, unit="run", disable=not wanted)
+class Bar(Protocol):
+    """Something that shows `done` of `total` (0 where unknown) of a stage."""
+
+    def show(self, stage: str, note: str, done: int, total: int) -> None: ...
+    def close(self, outcome: str) -> None: ...
 
 
-class LoadBar:
-    """The stages of loading, one bar each; a stage `kernels: rope` is a step of the stage `kernels`. Nothing when nothing loads."""
+class TerminalBar:
+    """tqdm on stderr, one bar a stage."""
 
-    def __init__(self) -> None:
+    def __init__(self, unit: str) -> None:
+        self._unit = unit
         self._bar: tqdm[Any] | None = None
         self._stage = ""
 
-    def __call__(self, stage: str, done: int, total: int) -> None:
-        name, _, step = stage.partition(": ")
-        if self._bar is None or name != self._stage:
-            self._close()
+    def show(self, stage: str, note: str, done: int, total: int) -> None:
+        if self._bar is None or stage != self._stage:
+            self.close("")
+            from tqdm import tqdm
+
             large = total > 1 << 20  # only bytes come in such numbers
-            self._bar = make_bar(desc=name, total=total or None, unit="B" if large else "", unit_scale=large)
-            self._stage = name
+            unit = "B" if large else self._unit
+            self._bar = tqdm(
+                desc=stage, total=total or None, unit=unit, unit_scale=large, leave=False, dynamic_ncols=True
+            )
+            self._stage = stage
         self._bar.total = total or None
-        self._bar.set_postfix_str(step, refresh=False)
+        self._bar.set_postfix_str(note, refresh=False)
         self._bar.update(done - self._bar.n)
 
-    def _close(self) -> None:
+    def close(self, outcome: str) -> None:
         bar, self._bar = self._bar, None
         if bar is not None:
             bar.close()
+
+
+class NotebookBar:
+    """One display without widgets, at most ten updates a second. A saved notebook keeps the outcome line alone."""
+
+    def __init__(self) -> None:
+        from IPython.display import DisplayHandle
+
+        self._handle = DisplayHandle()
+        self._drawn = 0.0
+
+    def show(self, stage: str, note: str, done: int, total: int) -> None:
+        now = time.monotonic()
+        if now - self._drawn < REFRESH_S:
+            return
+        share = f' value="{done}" max="{total}"' if total else ""
+        percent = f" {100 * done // total} %" if total else ""
+        words = " ".join(part for part in (stage, note) if part)
+        html = f'<progress{share} aria-label="{escape(words)}"></progress> {escape(words)}{percent}'
+        self._put(f"{words}{percent}", html)
+        self._drawn = now
+
+    def close(self, outcome: str) -> None:
+        self._put(outcome, f'<span style="opacity:0.7">{escape(outcome)}</span>')
+
+    def _put(self, text: str, html: str) -> None:
+        bundle = {"text/plain": text, "text/html": html}
+        if self._drawn:
+            self._handle.update(bundle, raw=True)
+        else:
+            self._handle.display(bundle, raw=True)
+
+
+def make_bar(unit: str = "") -> Bar:
+    """The bar that fits this front end."""
+    from power_lab.display import notebook_shell
+
+    return NotebookBar() if notebook_shell() is not None else TerminalBar(unit)
+
+
+class LoadBar:
+    """Called as (stage, done, total); a stage `kernels: rope` is a step of the stage `kernels`. Shows nothing when nothing loads."""
+
+    def __init__(self) -> None:
+        self._bar: Bar | None = None
+        self._since = time.monotonic()
+        self._stage = ""
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        self._stage, _, step = stage.partition(": ")
+        self._bar = self._bar or make_bar()
+        self._bar.show(self._stage, step, done, total)
 
     def __enter__(self) -> Self:
         return self
@@ -54,4 +106,33 @@ class LoadBar:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._close()
+        if self._bar is not None:
+            seconds = time.monotonic() - self._since
+            self._bar.close(
+                f"Loaded in {seconds:.1f} s" if kind is None else f"Stopped after {seconds:.1f} s: {self._stage}"
+            )
+
+
+class CountBar:
+    """Counts finished runs."""
+
+    def __init__(self, total: int, wanted: bool) -> None:
+        self._total = total
+        self._done = 0
+        self._since = time.monotonic()
+        self._bar = make_bar("run") if wanted and total > 1 else None
+
+    def update(self) -> None:
+        """One more."""
+        self._done += 1
+        if self._bar is not None:
+            self._bar.show("", f"{self._done} of {self._total} runs", self._done, self._total)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.close(f"{self._done} of {self._total} runs in {time.monotonic() - self._since:.1f} s")

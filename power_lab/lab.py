@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from power_lab.engine.host.remote import RemoteEngine, RemoteRun
     from power_lab.engine.trace import BlockState, EngineFacts, RunRecord
     from power_lab.run import Run
-    from power_lab.tables import Decisions, Memory, Status
+    from power_lab.tables import Decisions, Memory, Models, Status
     from power_lab.widgets.inspect import Inspect
 
 IN_FLIGHT = 64  # requests of one generate_many call at a time
@@ -184,7 +184,7 @@ class Lab:
         Run `i` uses the seed `derived_seed(seed, i)`, so each can be repeated alone; `seed=None` draws the common one. Other arguments
         and errors as for `generate`; an error or interrupt cancels the rest.
         """
-        from power_lab.bars import count_bar
+        from power_lab.bars import CountBar
 
         wanted = sampling(params)
         seed = secrets.randbits(63) if wanted.seed is None else wanted.seed
@@ -194,7 +194,7 @@ class Lab:
             return self._submit(prompts[index], msgspec.structs.replace(wanted, seed=derived_seed(seed, index)), **keys)
 
         runs: list[Run] = []
-        with self._closing_noticed(), count_bar(len(prompts), progress) as bar:
+        with self._closing_noticed(), CountBar(len(prompts), progress) as bar:
             for record in _in_order(len(prompts), submit, IN_FLIGHT):
                 runs.append(_sound(self._keep(record)))
                 bar.update()
@@ -236,6 +236,13 @@ class Lab:
         from power_lab.widgets.inspect import Inspect
 
         return Inspect(self)
+
+    def models(self) -> Models:
+        """The models that can be loaded by name, and which of them are on this machine."""
+        from power_lab import models
+        from power_lab.tables import Models
+
+        return Models(models.list_models(self._paths))
 
     def explain(self) -> Decisions:
         """Every setting and mechanism in force, who owns it and why it is as it is."""

@@ -48,6 +48,18 @@ class Decisions(tuple[Decision, ...]):
         return html_table(self._rows(), self._head)
 
 
+class Models(tuple[Any, ...]):
+    """The models that can be loaded by name."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "\n".join(str(entry) for entry in self)
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(repr(self))}</pre>"
+
+
 class Memory(MemoryPlan, frozen=True, kw_only=True):
     """The memory plan of an engine, in bytes."""
 

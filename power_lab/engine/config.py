@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import site
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -53,7 +53,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     mode: Literal["exact", "fast"] = "exact"
     threads: int = 0
     context: int = 0
-    kv_tokens: int = 16384
+    kv_tokens: int = 8192
     step_tokens: int = 512
     max_batch: int = 16
     queue_limit: int = 256
@@ -67,7 +67,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         _between("max_batch", self.max_batch, 1, 4096)
         _between("queue_limit", self.queue_limit, 1, 1 << 20)
         if self.kv_tokens % 64:
-            raise ConfigError("kv_tokens", f"{self.kv_tokens} is not a multiple of 64", f"Use {-(-self.kv_tokens // 64) * 64}.")
+            raise ConfigError(
+                "kv_tokens", f"{self.kv_tokens} is not a multiple of 64", f"Use {-(-self.kv_tokens // 64) * 64}."
+            )
 
     @classmethod
     def of(cls, settings: dict[str, Any]) -> EngineConfig:
@@ -124,7 +126,7 @@ class Paths:
             return cls(root / "cache", root / "run", root / "state")
         dirs = platformdirs.PlatformDirs("power-lab", appauthor=False)
         session = os.environ.get("XDG_RUNTIME_DIR", "")  # absent in containers and over ssh without a login session
-        if session and os.path.isdir(session):
+        if session and Path(session).is_dir():
             runtime = Path(session, "power-lab")
         else:
             runtime = Path(tempfile.gettempdir(), f"power-lab-{os.getuid()}")
@@ -166,8 +168,9 @@ class HostSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     def client_name(self) -> str:
         """Who this process is: the notebook's path where Jupyter tells it, else the program's name."""
-        program = Path(sys.argv[0]).name if sys.argv else ""
-        return (self.client or os.environ.get("JPY_SESSION_NAME") or program or "python")[:512]
+        script = Path(sys.argv[0] if sys.argv else "python")
+        program = script.name if script.name != "__main__.py" else script.parent.name
+        return (self.client or os.environ.get("JPY_SESSION_NAME") or program)[:512]
 
 
 def child_environment(package_root: Path) -> dict[str, str]:

@@ -49,9 +49,8 @@ class HostEnding(HostUnavailable):
 class Mailbox:
     """Replies to one request. Iterating gives them until the last one; a Failure is raised as its typed error."""
 
-    def __init__(self, client: HostClient, request: int, listener: Callable[[wire.Reply], None] | None = None) -> None:
+    def __init__(self, request: int, listener: Callable[[wire.Reply], None] | None = None) -> None:
         self.id = request
-        self._client = client
         self._listener = listener
         self._replies: queue.SimpleQueue[wire.Reply | PowerLabError] = queue.SimpleQueue()
 
@@ -93,7 +92,8 @@ class HostClient:
         self.welcome = self._greet(settings.client_name(), observer)
         self.pid = self.welcome.pid
         os.register_at_fork(after_in_child=_closer(weakref.ref(self)))
-        threading.Thread(target=self._read, name="power-lab-client", daemon=True).start()
+        weakref.finalize(self, _hang_up, sock)  # a client that nobody has any more holds no lease
+        threading.Thread(target=_read, args=(weakref.ref(self), sock), name="power-lab-client", daemon=True).start()
 
     @classmethod
     def connect(cls, paths: Paths, settings: HostSettings) -> HostClient:
@@ -174,7 +174,7 @@ class HostClient:
 
     def open_mail(self, listener: Callable[[wire.Reply], None] | None = None) -> Mailbox:
         """A mailbox with a fresh request id."""
-        mail = Mailbox(self, next(self._numbers), listener)
+        mail = Mailbox(next(self._numbers), listener)
         with self._lock:
             self._raise_if_gone()
             self._mail[mail.id] = mail
@@ -193,10 +193,10 @@ class HostClient:
             try:
                 self._sock.sendall(data)
             except OSError as error:
-                self._end(f"sending failed: {error.strerror}")
+                self.end(f"sending failed: {error.strerror}")
                 self._raise_if_gone()
             except BaseException:
-                self._end("a send was interrupted")
+                self.end("a send was interrupted")
                 raise
 
     def close(self) -> None:
@@ -204,7 +204,7 @@ class HostClient:
         if self.open:
             with contextlib.suppress(PowerLabError):
                 self.send(wire.Bye())
-        self._end("this client closed it")
+        self.end("this client closed it")
 
     # --- inside -----------------------------------------------------------------------------------------------------------------
 
@@ -247,23 +247,18 @@ class HostClient:
             raise HostMismatch(reply)
         return reply
 
-    def _read(self) -> None:
-        why = "it ended"
-        try:
-            while (body := wire.receive_frame(self._sock, wire.REPLY_LIMIT)) is not None:
-                reply = wire.reply_of(body)
-                number = getattr(reply, "id", 0)
-                if not number and isinstance(reply, wire.Failure):
-                    why = reply.message
-                with self._lock:
-                    mail = self._mail.get(number)
-                if mail is not None:
-                    mail.put(reply)
-        except (OSError, ProtocolError) as error:
-            why = str(error)
-        self._end(why)
+    def deliver(self, reply: wire.Reply) -> None:
+        """Called by the reader thread."""
+        number = reply.id if not isinstance(reply, wire.Welcome) else 0
+        if not number:
+            raise ProtocolError(reply.message if isinstance(reply, wire.Failure) else "a reply without request came")
+        with self._lock:
+            mail = self._mail.get(number)
+        if mail is not None:
+            mail.put(reply)
 
-    def _end(self, why: str) -> None:
+    def end(self, why: str) -> None:
+        """The connection is over; whoever waits is told why."""
         with self._lock:
             if self._gone is None:
                 self._gone = HostUnavailable(
@@ -271,9 +266,7 @@ class HostClient:
                     f"Call again: a new host is started when needed. The engine log is {self.welcome.log}.",
                 )
             waiting, self._mail = list(self._mail.values()), {}
-        with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)  # wakes the reader thread
-        self._sock.close()
+        _hang_up(self._sock)
         for mail in waiting:
             mail.put(self._fresh())
 
@@ -286,6 +279,27 @@ class HostClient:
             raise self._fresh()
         if self._owner != os.getpid():
             raise HostUnavailable("This connection belongs to the parent process.", "Connect again in this one.")
+
+
+def _read(client: weakref.ref[HostClient], sock: socket.socket) -> None:
+    """The reader thread. It keeps the socket and not the client, so that a forgotten client can be collected."""
+    why = "it ended"
+    try:
+        while (body := wire.receive_frame(sock, wire.REPLY_LIMIT)) is not None and (here := client()) is not None:
+            here.deliver(wire.reply_of(body))
+            del here
+    except OSError as error:
+        why = error.strerror or str(error)
+    except ProtocolError as error:
+        why = error.message
+    if (here := client()) is not None:
+        here.end(why)
+
+
+def _hang_up(sock: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)  # wakes the reader thread
+    sock.close()
 
 
 def _located(config: EngineConfig) -> EngineConfig:

@@ -171,7 +171,7 @@ class Engines:
 
     def _refuse_others(self, key: str, client: Connection) -> None:
         hosted = self._table.get(key)
-        others = sorted(holder.title for holder in hosted.holders - {client}) if hosted else []
+        others = sorted(one.title for one in hosted.holders if one.pid != client.pid) if hosted else []
         if others:
             raise EngineInUse(
                 f"The engine is also used by {', '.join(others)}.",

@@ -128,7 +128,8 @@ class Host:
         return bool(len(self.engines) or any(not client.observer for client in self._clients))
 
     def _others(self, client: Connection) -> tuple[str, ...]:
-        return tuple(sorted(other.title for other in self._clients if other is not client and not other.observer))
+        """Live clients in other processes; the labs of one notebook do not stand in each other's way."""
+        return tuple(sorted(one.title for one in self._clients if one.pid != client.pid and not one.observer))
 
     def _describe(self, hosted: Hosted) -> wire.EngineInfo:
         ends_in = max(0.0, hosted.used + self._settings.idle_s - time.monotonic()) if hosted.idle else None
