@@ -142,10 +142,14 @@ class BlockPool:
         for block in self._blocks[1 : self.total]:
             assert block.refs == named[block.id], f"block {block.id}: {block.refs} refs, {named[block.id]} tables"
             assert (block.refs == 0) == (block.id in linked), f"block {block.id}: free list and refs disagree"
-            assert block.digest is None or self._by_digest.get(block.digest) == block.id, f"block {block.id}: stale digest"
+            assert block.digest is None or self._by_digest.get(block.digest) == block.id, (
+                f"block {block.id}: stale digest"
+            )
         hashed = sum(self._blocks[i].digest is not None for i in order)
         assert hashed == self._cached, "cached count is wrong"
-        assert all(self._blocks[i].digest == digest for digest, i in self._by_digest.items()), "hash map names a wrong block"
+        assert all(self._blocks[i].digest == digest for digest, i in self._by_digest.items()), (
+            "hash map names a wrong block"
+        )
         assert self.free + self.cached + self.used == self.total - 1, "blocks were lost"
 
     def _pop(self) -> int:

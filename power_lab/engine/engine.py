@@ -23,7 +23,7 @@ from power_lab.engine.runner import Observer, Runner, Sampled
 from power_lab.engine.scheduler import Limits, Outcome, Scheduler
 from power_lab.engine.speculation.drafters import make as make_drafter
 from power_lab.engine.speculation.transaction import Proposal, Proposer
-from power_lab.engine.trace import BlockState, EngineFacts, Round, RunRecord, Step
+from power_lab.engine.trace import BlockState, EngineFacts, RunRecord
 from power_lab.errors import CapacityError, ConfigError, EngineClosed, PowerLabError, StepFailed
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
@@ -330,7 +330,9 @@ class Engine:
             self._proposer.commit(live.request, outcome.emitted)
             logprobs = sampled.logprobs[at : at + len(outcome.emitted)] if sampled.logprobs else []
             at += span.sampled
-            round_ = views.round_of(plan, span, outcome, proposals.get(span.request_id), times, live.since(now), logprobs)
+            round_ = views.round_of(
+                plan, span, outcome, proposals.get(span.request_id), times, live.since(now), logprobs
+            )
             step = views.step_of(plan, span, self._scheduler, now - begun, live.since(now))
             live.accept(verdict, round_, step, now)
         for request in ended:
@@ -343,7 +345,9 @@ class Engine:
             live = self._live.get(request_id)
             if live is None:
                 continue
-            failure = StepFailed(f"A step failed: {type(error).__name__}: {error}", "The engine goes on with other requests.")
+            failure = StepFailed(
+                f"A step failed: {type(error).__name__}: {error}", "The engine goes on with other requests."
+            )
             failure.__cause__ = error
             if live.request.finish is None:
                 self._scheduler.end(live.request, Finish.ERROR, failure)
@@ -367,9 +371,11 @@ class Engine:
                 return tokenizer.encode(prompt, special=False, bos=True)
             prompt = [{"role": "user", "content": prompt}]
         if all(isinstance(item, Mapping) for item in prompt) and len(prompt):
-            return tokenizer.encode_chat(prompt)  # type: ignore[arg-type]
+            return tokenizer.encode_chat(list(prompt))  # type: ignore[arg-type]
         if chat:
-            raise ConfigError("chat", "token ids cannot be wrapped as a chat", "Pass text or messages, or leave chat out.")
+            raise ConfigError(
+                "chat", "token ids cannot be wrapped as a chat", "Pass text or messages, or leave chat out."
+            )
         return list(prompt)  # type: ignore[arg-type]
 
     def _check_tokens(self, tokens: list[int], params: SamplingParams) -> None:
@@ -384,7 +390,9 @@ class Engine:
         if len(tokens) + params.max_tokens > context:
             raise CapacityError(
                 f"The prompt has {len(tokens)} tokens and max_tokens is {params.max_tokens}, but the engine's context is {context}.",
-                f"Lower max_tokens to {context - len(tokens)} or less." if len(tokens) < context else "Shorten the prompt.",
+                f"Lower max_tokens to {context - len(tokens)} or less."
+                if len(tokens) < context
+                else "Shorten the prompt.",
             )
 
     def _root(self, namespace: str) -> bytes:

@@ -102,7 +102,7 @@ class Live:
         if self._on_done is not None:
             try:
                 self._on_done(self.record)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001  # a caller's fault must not stop the engine thread
                 request.error = request.error or error
         self.done.set()
 
@@ -123,7 +123,7 @@ class Live:
                     at=self.since(now),
                 )
             )
-        except Exception as error:  # the listener is gone; its request must not hold the batch
+        except Exception as error:  # noqa: BLE001  # the listener is gone; its request must not hold the batch
             self._on_delta = None
             self.request.cancelled = True
             self.detail = f"listener failed: {type(error).__name__}"

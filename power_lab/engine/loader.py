@@ -20,7 +20,7 @@ from power_lab.engine.weights.source import GgufSource
 from power_lab.errors import ConfigError
 from power_lab.kernels.ops import Ops
 from power_lab.kernels.table import select
-from power_lab.models import resolve
+from power_lab.models import ensure
 
 Progress = Callable[[str, int, int], None]
 
@@ -49,7 +49,7 @@ def load(config: EngineConfig, paths: Paths, progress: Progress) -> Loaded:
     threads = config.threads or len(os.sched_getaffinity(0))
     ops = select("cpu", config.mode, threads, paths.kernels)
     ops.warm_up(lambda done, total, name: progress(f"kernels: {name}", done, total))
-    entry = resolve(config.model, paths)
+    entry = ensure(config.model, paths, progress)
     progress("model file", 0, 1)
     file = GgufFile.open(entry.path)
     tokenizer = Tokenizer.from_gguf(file.metadata)
@@ -78,8 +78,10 @@ def load(config: EngineConfig, paths: Paths, progress: Progress) -> Loaded:
     )
     reasons = {
         "device": "no GPU engine in this version: Numba kernels on the CPU",
-        "threads": f"{threads} of {os.cpu_count()} cores" + ("" if config.threads else " (all that this process may use)"),
+        "threads": f"{threads} of {os.cpu_count()} cores"
+        + ("" if config.threads else " (all that this process may use)"),
         "context": why,
+        "kernels": "; ".join(ops.reasons()),
     }
     return Loaded(Decoder(spec, weights, ops, context), tokenizer, facts, context, reasons)
 
@@ -91,13 +93,17 @@ def from_parts(model: Decoder, tokenizer: Tokenizer, facts: EngineFacts) -> Load
 
 def _context(config: EngineConfig, spec: ModelSpec) -> tuple[int, str]:
     if config.context > spec.context:
-        raise ConfigError("context", f"{config.context} exceeds the model's {spec.context} positions", f"Use at most {spec.context}.")
+        raise ConfigError(
+            "context", f"{config.context} exceeds the model's {spec.context} positions", f"Use at most {spec.context}."
+        )
     asked = config.context or spec.context
     if asked <= config.kv_tokens:
         return asked, "as asked" if config.context else "the model's own limit"
     if config.context:
         raise ConfigError(
-            "context", f"{asked} tokens do not fit the KV pool of {config.kv_tokens}", f"Raise kv_tokens to {-(-asked // 64) * 64}."
+            "context",
+            f"{asked} tokens do not fit the KV pool of {config.kv_tokens}",
+            f"Raise kv_tokens to {-(-asked // 64) * 64}.",
         )
     return config.kv_tokens, f"the KV pool (kv_tokens); the model itself reaches {spec.context}"
 

@@ -46,7 +46,14 @@ class Runner:
     """
 
     def __init__(
-        self, model: Decoder, *, pages: int, rows: int, sampled: int, clock: Callable[[], float], observer: Observer | None = None
+        self,
+        model: Decoder,
+        *,
+        pages: int,
+        rows: int,
+        sampled: int,
+        clock: Callable[[], float],
+        observer: Observer | None = None,
     ) -> None:
         self.model = model
         self.ops: Ops = model.ops

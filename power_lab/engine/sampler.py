@@ -49,7 +49,9 @@ def controls(plan: StepPlan, requests: Mapping[int, Request]) -> SampleRows:
         repetition=column([p.repetition_penalty for p in params], np.float32),
         presence=column([p.presence_penalty for p in params], np.float32),
         seeds=column([p.seed for p in params], np.uint64),
-        positions=np.concatenate([np.arange(len(r.tokens), len(r.tokens) + s.sampled) for s, r in sampled]).astype(np.int64),
+        positions=np.concatenate([np.arange(len(r.tokens), len(r.tokens) + s.sampled) for s, r in sampled]).astype(
+            np.int64
+        ),
         history=np.concatenate(histories) if histories else np.zeros(0, np.int32),
         history_span=np.asarray(spans, np.int64).reshape(-1, 3),
         bias_ids=np.asarray([token for token, _ in biases], np.int32),
@@ -58,9 +60,13 @@ def controls(plan: StepPlan, requests: Mapping[int, Request]) -> SampleRows:
     )
 
 
-def logprobs(ops: Ops, logits: Array, tokens: Array, plan: StepPlan, requests: Mapping[int, Request]) -> list[Logprob] | None:
+def logprobs(
+    ops: Ops, logits: Array, tokens: Array, plan: StepPlan, requests: Mapping[int, Request]
+) -> list[Logprob] | None:
     """Log-probabilities of the drawn tokens for all sampled rows, when some request of the plan asks for them."""
-    wanted = [requests[span.request_id].params.logprobs for span in plan.spans if span.sampled for _ in range(span.sampled)]
+    wanted = [
+        requests[span.request_id].params.logprobs for span in plan.spans if span.sampled for _ in range(span.sampled)
+    ]
     if all(count is None for count in wanted):
         return None
     values, ids, best = ops.logprobs(logits, tokens, max(count or 0 for count in wanted))

@@ -81,7 +81,9 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue a request. Raises QueueFull, changing nothing, when the bounded queue is full."""
         if len(self.waiting) >= self.limits.queue:
-            raise QueueFull(f"queue_limit: {self.limits.queue} requests are already waiting.", "Wait for some to end, or raise it.")
+            raise QueueFull(
+                f"queue_limit: {self.limits.queue} requests are already waiting.", "Wait for some to end, or raise it."
+            )
         self.waiting.append(request)
 
     def expire(self, now: float) -> list[Request]:
@@ -167,7 +169,9 @@ class Scheduler:
         """Assert the block invariants and that each table covers exactly its computed tokens (between steps)."""
         self.pool.check([request.blocks for request in self])
         for request in self:
-            assert len(request.blocks) == blocks_for(request.computed), f"request {request.id}: table and length disagree"
+            assert len(request.blocks) == blocks_for(request.computed), (
+                f"request {request.id}: table and length disagree"
+            )
             assert request.computed < len(request.tokens), f"request {request.id}: nothing left to compute"
 
     def _owners(self, plan: StepPlan) -> list[tuple[Request, Span]]:
@@ -272,10 +276,14 @@ def _chunk_end(request: Request, rows: int) -> int:
 
 
 def _check(request: Request, span: Span, outcome: Outcome) -> None:
-    assert request.computed == span.start and tuple(request.blocks) == span.blocks, f"request {request.id} moved since the plan"
+    assert request.computed == span.start and tuple(request.blocks) == span.blocks, (
+        f"request {request.id} moved since the plan"
+    )
     assert 0 <= outcome.accepted <= min(span.drafts, len(outcome.emitted)), "more accepted than drafted or emitted"
     assert len(outcome.emitted) <= span.sampled, "more emitted than sampled"
     assert bool(outcome.emitted) == bool(span.sampled), "a sampled span emits at least one token"
     assert len(request.tokens) + len(outcome.emitted) <= request.limit, "a request outgrew its limit"
     ends = outcome.finish is not None or not span.sampled
-    assert ends or len(outcome.emitted) == outcome.accepted + 1, "a round emits the accepted drafts and one token of the target"
+    assert ends or len(outcome.emitted) == outcome.accepted + 1, (
+        "a round emits the accepted drafts and one token of the target"
+    )

@@ -169,21 +169,31 @@ def explain(config: EngineConfig, loaded: Loaded) -> tuple[Decision, ...]:
             key=key,
             value=str(resolved.get(key, getattr(config, key))),
             owner=owner,
-            reason=loaded.reasons.get(key) or ("default" if getattr(config, key) == getattr(defaults, key) else "as asked"),
+            reason=loaded.reasons.get(key)
+            or ("default" if getattr(config, key) == getattr(defaults, key) else "as asked"),
         )
         for key, owner in OWNERS.items()
     ]
     exact = facts.mode == "exact"
     mechanisms = [
-        Decision(key="kernels", value=ops.name, owner="backend", reason=ops.reason),
-        Decision(key="arithmetic", value=facts.digest[:16], owner="backend", reason="bits are compared only where digests are equal"),
+        Decision(key="kernels", value=ops.name, owner="backend", reason=loaded.reasons.get("kernels", "")),
+        Decision(
+            key="arithmetic",
+            value=facts.digest[:16],
+            owner="backend",
+            reason="bits are compared only where digests are equal",
+        ),
         Decision(
             key="exactness",
             value="bit for bit" if exact else "not kept",
             owner="runtime",
-            reason="row-invariant kernels, probed at load" if exact else "fast mode: library matrix products depend on the batch",
+            reason="row-invariant kernels, probed at load"
+            if exact
+            else "fast mode: library matrix products depend on the batch",
         ),
-        Decision(key="speculation", value="lookup, ngram", owner="runtime", reason="asked per request (speculate=, width=)"),
+        Decision(
+            key="speculation", value="lookup, ngram", owner="runtime", reason="asked per request (speculate=, width=)"
+        ),
         Decision(key="graphs", value="off", owner="backend", reason="captured graphs need a GPU"),
         Decision(key="kv_dtype", value="float32", owner="model", reason="CPU caches keep keys and values unquantised"),
     ]

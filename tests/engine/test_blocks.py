@@ -26,7 +26,11 @@ class PoolMachine(RuleBasedStateMachine):
     def start(self, path: list[int], hit: bool) -> None:
         """A request: take its hits (or, as when two compute the same at once, none), allocate and seal the rest."""
         hits: list[int] = []
-        while hit and len(hits) < len(path) and (known := self.pool.lookup(digest(tuple(path[: len(hits) + 1])))) is not None:
+        while (
+            hit
+            and len(hits) < len(path)
+            and (known := self.pool.lookup(digest(tuple(path[: len(hits) + 1])))) is not None
+        ):
             hits.append(known)
         before = self.pool.free_list()
         for block in hits:
@@ -38,7 +42,9 @@ class PoolMachine(RuleBasedStateMachine):
             return
         table = hits + fresh
         for depth in range(len(hits), len(path)):
-            table[depth] = self.pool.seal(table[depth], digest(tuple(path[: depth + 1])), digest(tuple(path[:depth])), depth)
+            table[depth] = self.pool.seal(
+                table[depth], digest(tuple(path[: depth + 1])), digest(tuple(path[:depth])), depth
+            )
         assert len(set(table)) == len(table)
         self.tables.append((table, tuple(path)))
 

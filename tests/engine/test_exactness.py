@@ -23,7 +23,11 @@ from tests import tiny
 from tests.pairs import all_pairs
 
 AXES: dict[str, list[Any]] = {
-    "model": [tiny.Shape(), tiny.Shape(quantised=True, seed=1), tiny.Shape(layers=1, heads=2, kv_heads=2, head_dim=8, seed=2)],
+    "model": [
+        tiny.Shape(),
+        tiny.Shape(quantised=True, seed=1),
+        tiny.Shape(layers=1, heads=2, kv_heads=2, head_dim=8, seed=2),
+    ],
     "neighbours": [0, 1, 3, 7],
     "step_tokens": [16, 64, 100, 256],
     "cache": ["off", "cold", "warm", "follow-up"],
@@ -106,7 +110,9 @@ def prompt_of(seed: int, length: int) -> list[int]:
     return tokens[:length]
 
 
-def run(engine: Engine, recorder: Recorder, case: dict[str, Any], prompt: list[int], emit: int = EMIT) -> tuple[list[int], dict[int, bytes]]:
+def run(
+    engine: Engine, recorder: Recorder, case: dict[str, Any], prompt: list[int], emit: int = EMIT
+) -> tuple[list[int], dict[int, bytes]]:
     """The request under test among its neighbours; returns its output and the logits behind it."""
     rng = random.Random(repr(case))
     drafter = "ngram" if case["speculate"] == "oracle" else case["speculate"]
@@ -116,7 +122,9 @@ def run(engine: Engine, recorder: Recorder, case: dict[str, Any], prompt: list[i
     for _ in range(rng.randrange(6)):
         engine.step()
     ticket = engine.submit(prompt, params)
-    before += [engine.submit(*neighbour(engine, rng, 50 + i, prompt, spec)) for i in range((case["neighbours"] + 1) // 2)]
+    before += [
+        engine.submit(*neighbour(engine, rng, 50 + i, prompt, spec)) for i in range((case["neighbours"] + 1) // 2)
+    ]
     done: Callable[[], bool] = lambda: ticket._live.done.is_set()  # noqa: E731
     while not done():
         if case["preempt"] == "forced" and rng.random() < 0.1 and engine._scheduler.running:
@@ -130,12 +138,16 @@ def run(engine: Engine, recorder: Recorder, case: dict[str, Any], prompt: list[i
     return list(record.tokens), recorder.of(record.id, tokens)
 
 
-def neighbour(engine: Engine, rng: random.Random, seed: int, prompt: list[int], spec: dict[str, Any]) -> tuple[list[int], SamplingParams]:
+def neighbour(
+    engine: Engine, rng: random.Random, seed: int, prompt: list[int], spec: dict[str, Any]
+) -> tuple[list[int], SamplingParams]:
     """Strangers and requests that share the prompt's beginning, of any length."""
     own = prompt[: rng.randrange(1, len(prompt))] if rng.random() < 0.5 else []
     tokens = own + prompt_of(seed, rng.randrange(1, 120))
     room = engine.context - len(tokens)
-    return tokens, SamplingParams(max_tokens=min(rng.randrange(1, 80), room), temperature=rng.choice([0.0, 1.0]), seed=seed, **spec)
+    return tokens, SamplingParams(
+        max_tokens=min(rng.randrange(1, 80), room), temperature=rng.choice([0.0, 1.0]), seed=seed, **spec
+    )
 
 
 def small_pool(prompt: list[int]) -> int:
@@ -143,7 +155,9 @@ def small_pool(prompt: list[int]) -> int:
     return -(-(len(prompt) + 200) // 64) * 64
 
 
-@pytest.mark.parametrize("case", all_pairs(AXES), ids=lambda case: "-".join(str(v) for k, v in case.items() if k != "model"))
+@pytest.mark.parametrize(
+    "case", all_pairs(AXES), ids=lambda case: "-".join(str(v) for k, v in case.items() if k != "model")
+)
 def test_outputs_and_logits_are_the_same_bits(case: dict[str, Any], numba_ops: Callable[[int], Ops]) -> None:
     shape, prompt = case["model"], prompt_of(3, 230)
     plain = case | {"neighbours": 0, "speculate": "off", "preempt": "never"}

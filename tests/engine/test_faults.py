@@ -205,7 +205,8 @@ def test_the_engine_thread_serves_many_callers(numba_ops: Callable[[int], Ops]) 
         want = engine.submit([5, 6, 7], params).result(60).tokens
         results: list[tuple[int, ...]] = []
         threads = [
-            threading.Thread(target=lambda: results.append(engine.submit([5, 6, 7], params).result(60).tokens)) for _ in range(6)
+            threading.Thread(target=lambda: results.append(engine.submit([5, 6, 7], params).result(60).tokens))
+            for _ in range(6)
         ]
         for thread in threads:
             thread.start()

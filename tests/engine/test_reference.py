@@ -42,7 +42,12 @@ def distance(got: np.ndarray, want: np.ndarray) -> float:
 
 @pytest.mark.parametrize(
     "shape",
-    [tiny.Shape(), tiny.Shape(quantised=True, seed=1), tiny.Shape(heads=2, kv_heads=1, head_dim=32, layers=3), tiny.Shape(width=48, heads=3, kv_heads=3, head_dim=8)],
+    [
+        tiny.Shape(),
+        tiny.Shape(quantised=True, seed=1),
+        tiny.Shape(heads=2, kv_heads=1, head_dim=32, layers=3),
+        tiny.Shape(width=48, heads=3, kv_heads=3, head_dim=8),
+    ],
 )
 def test_tiny_models_match_transformers(shape: tiny.Shape, numba_ops: Callable[[int], Ops]) -> None:
     import torch

@@ -14,5 +14,7 @@ FAMILIES: dict[str, ModuleType] = {"llama": llama}
 def family(architecture: str) -> ModuleType:
     """The family of a file's stated architecture. Raises ModelFileError naming it."""
     if architecture not in FAMILIES:
-        raise ModelFileError(f"general.architecture: {architecture!r} is not supported.", f"Supported: {', '.join(FAMILIES)}.")
+        raise ModelFileError(
+            f"general.architecture: {architecture!r} is not supported.", f"Supported: {', '.join(FAMILIES)}."
+        )
     return FAMILIES[architecture]

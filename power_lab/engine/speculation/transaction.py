@@ -98,7 +98,7 @@ class Proposer:
             return
         try:
             self._of[request.id].commit(request.id, emitted)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  # a drafter is never worth a request
             self._broken[request.id] = f"{self._of[request.id].name} failed: {type(error).__name__}: {error}"
 
     def end(self, request: Request) -> None:
@@ -114,7 +114,7 @@ class Proposer:
             if len(drafts) != len(asked):
                 raise ValueError(f"{len(asked)} asks but {len(drafts)} answers")
             note = "no earlier match"
-        except Exception as error:  # a drafter is never worth a request
+        except Exception as error:  # noqa: BLE001  # a drafter is never worth a request
             drafts = [()] * len(asked)
             note = f"{drafter.name} failed: {type(error).__name__}: {error}"
         seconds = (self._clock() - start) / len(asked)
