@@ -17,9 +17,9 @@ EVIDENCE_MIME = "application/vnd.power-lab.evidence+json"
 _LARGEST_EVIDENCE = 8192  # bytes; a larger receipt is read from `run.receipt` and not stored in every output
 
 # The same colours in JupyterLab (its variables), on GitHub and in exported HTML (the fallbacks). What a sanitizer drops only loses colour.
-_BOX = "font-family:var(--jp-ui-font-family,system-ui,sans-serif);font-size:var(--jp-ui-font-size1,13px);max-width:52em"
+_BOX = "font-family:var(--jp-ui-font-family,system-ui,sans-serif);font-size:var(--jp-ui-font-size1,13px)"
 _TEXT = (
-    "white-space:pre-wrap;overflow-wrap:anywhere;line-height:1.55;font-size:var(--jp-content-font-size1,14px);"
+    "max-width:52em;white-space:pre-wrap;overflow-wrap:anywhere;line-height:1.55;font-size:var(--jp-content-font-size1,14px);"
     "font-family:var(--jp-content-font-family,system-ui,sans-serif)"
 )
 _FACTS = (

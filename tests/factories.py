@@ -140,7 +140,14 @@ def run_record(
         pieces=tuple(pieces),
         finish=finish,
         finish_detail="",
-        params={"max_tokens": tokens, "temperature": 0.8, "seed": 1234, "speculate": drafter, "width": width, "stop": ()},
+        params={
+            "max_tokens": tokens,
+            "temperature": 0.8,
+            "seed": 1234,
+            "speculate": drafter,
+            "width": width,
+            "stop": (),
+        },
         namespace="",
         cached=64 if prompt > 64 else 0,
         preemptions=0,
@@ -193,7 +200,11 @@ def run_records(draw: st.DrawFn) -> RunRecord:
         # Only the last round may end without the target's own token, and then it emits at least one accepted one.
         early = index == last - 1 and accepted > 0 and draw(st.booleans())
         emitted = (*drafted[:accepted], *(() if early else (draw(ids),)))
-        logprobs = tuple(Logprob(draw(st.floats(max_value=0, allow_nan=False)), (), ()) for _ in emitted) if with_logprobs else ()
+        logprobs = (
+            tuple(Logprob(draw(st.floats(max_value=0, allow_nan=False)), (), ()) for _ in emitted)
+            if with_logprobs
+            else ()
+        )
         rounds.append(
             Round(
                 step=(step := step + draw(st.integers(1, 3))),
@@ -219,7 +230,8 @@ def run_records(draw: st.DrawFn) -> RunRecord:
     names = ("prefill_rows", "decode_rows", "verify_rows", "own_rows", "running", "waiting", "preempted")
     names += ("free_blocks", "cached_blocks", "used_blocks")
     steps = tuple(
-        Step(step=entry.step, wall_s=entry.forward_s, at=entry.at, **{name: draw(counts) for name in names}) for entry in rounds
+        Step(step=entry.step, wall_s=entry.forward_s, at=entry.at, **{name: draw(counts) for name in names})
+        for entry in rounds
     )
     return RunRecord(
         id=draw(counts),

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable
 from decimal import Decimal
 from hashlib import sha256
-from typing import Any
+from typing import Any, NoReturn
 
 from power_lab.errors import EvidenceError
 
@@ -30,9 +30,11 @@ def canonical(value: Any, field: str = "value") -> bytes:
 
 
 def parse(text: str | bytes) -> Any:
-    """Read JSON strictly. Raises EvidenceError for malformed text, a key given twice, NaN and infinities."""
+    """Read JSON strictly. Raises EvidenceError for malformed text, a key given twice, NaN and numbers that no double holds."""
     try:
-        return json.loads(text, object_pairs_hook=_object, parse_constant=_refuse_constant)
+        return json.loads(
+            text, object_pairs_hook=_object, parse_constant=_refuse, parse_float=_double, parse_int=_integer
+        )
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise EvidenceError("json", f"not readable as JSON: {error}") from None
 
@@ -65,7 +67,9 @@ def _encode(value: Any, field: str, depth: int) -> str:
             if not isinstance(key, str):
                 raise EvidenceError(field, f"key {key!r} is not a string")
         keys = sorted(value, key=lambda key: key.encode("utf-16-be", "surrogatepass"))
-        pairs = (f"{json.dumps(key, ensure_ascii=False)}:{_encode(value[key], f'{field}.{key}', depth + 1)}" for key in keys)
+        pairs = (
+            f"{json.dumps(key, ensure_ascii=False)}:{_encode(value[key], f'{field}.{key}', depth + 1)}" for key in keys
+        )
         return "{" + ",".join(pairs) + "}"
     raise EvidenceError(field, f"a {type(value).__name__} has no JSON form")
 
@@ -100,5 +104,16 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
-def _refuse_constant(name: str) -> None:
-    raise EvidenceError("json", f"{name} is not JSON")
+def _integer(text: str) -> int | float:
+    # A double of 2^53 or more is printed without a point; it has to come back as the double that it was.
+    value = _double(text)
+    return int(text) if abs(value) <= SAFE_INTEGER else value
+
+
+def _double(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else _refuse(text)
+
+
+def _refuse(text: str) -> NoReturn:
+    raise EvidenceError("json", f"{text[:40]} is not a finite number")

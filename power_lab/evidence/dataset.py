@@ -71,13 +71,17 @@ def check(record: RunRecord) -> None:
         if not 0 <= entry.accepted <= len(entry.drafted):
             raise EvidenceError(f"{name}.accepted", f"{entry.accepted} of {len(entry.drafted)} drafted")
         if entry.drafted and len(entry.emitted) > entry.accepted + 1:
-            raise EvidenceError(f"{name}.emitted", f"{len(entry.emitted)} tokens after {entry.accepted} accepted drafts")
+            raise EvidenceError(
+                f"{name}.emitted", f"{len(entry.emitted)} tokens after {entry.accepted} accepted drafts"
+            )
         if entry.logprobs and len(entry.logprobs) != len(entry.emitted):
             raise EvidenceError(f"{name}.logprobs", f"{len(entry.logprobs)} for {len(entry.emitted)} tokens")
         position += len(entry.emitted)
         emitted.extend(entry.emitted)
     if tuple(emitted) != record.tokens:
-        raise EvidenceError("tokens", f"{len(record.tokens)} tokens, but the rounds emitted {len(emitted)} that are not the same")
+        raise EvidenceError(
+            "tokens", f"{len(record.tokens)} tokens, but the rounds emitted {len(emitted)} that are not the same"
+        )
     if len(record.pieces) != len(record.tokens):
         raise EvidenceError("pieces", f"{len(record.pieces)} for {len(record.tokens)} tokens")
 
@@ -96,22 +100,41 @@ def trace_dataset(record: RunRecord) -> xarray.Dataset:
     variables: dict[str, Any] = {
         "token": _variable("position", _ints(record.tokens, np.int32), "1", "token id"),
         "piece": _variable("position", _strings(record.pieces), "1", "text of the token alone"),
-        "kind": _variable("position", _strings(kind for entry in rounds for kind in kinds_of(entry)), "1", f"one of {', '.join(KINDS)}"),
-        "round_of": _variable(
-            "position", _ints(i for i, entry in enumerate(rounds) for _ in entry.emitted), "1", "round that emitted the token"
+        "kind": _variable(
+            "position",
+            _strings(kind for entry in rounds for kind in kinds_of(entry)),
+            "1",
+            f"one of {', '.join(KINDS)}",
         ),
-        "logprob": _variable("position", _logprobs(rounds), "nat", "log-probability under the model's raw distribution"),
-        "draft_token": _variable(("round", "slot"), _padded([entry.drafted for entry in rounds], widest), "1", "drafted token ids"),
+        "round_of": _variable(
+            "position",
+            _ints(i for i, entry in enumerate(rounds) for _ in entry.emitted),
+            "1",
+            "round that emitted the token",
+        ),
+        "logprob": _variable(
+            "position", _logprobs(rounds), "nat", "log-probability under the model's raw distribution"
+        ),
+        "draft_token": _variable(
+            ("round", "slot"), _padded([entry.drafted for entry in rounds], widest), "1", "drafted token ids"
+        ),
         "rejected_token": _variable(
-            ("round", "slot"), _padded([entry.rejected for entry in rounds], widest), "1", "drafted token ids that were not kept"
+            ("round", "slot"),
+            _padded([entry.rejected for entry in rounds], widest),
+            "1",
+            "drafted token ids that were not kept",
         ),
         "note": _variable("round", _strings(entry.note for entry in rounds), "1", "why the round had no draft"),
     }
-    variables |= _columns("round", rounds, _ROUND_COUNTS, np.int64) | _columns("round", rounds, _ROUND_TIMES, np.float64)
+    variables |= _columns("round", rounds, _ROUND_COUNTS, np.int64) | _columns(
+        "round", rounds, _ROUND_TIMES, np.float64
+    )
     variables |= _columns("step", steps, _STEP_COUNTS, np.int64) | _columns("step", steps, _STEP_TIMES, np.float64)
     first = len(record.prompt_tokens)
     coordinates = {
-        "position": _variable("position", np.arange(first, first + len(record.tokens), dtype=np.int64), "1", "absolute position"),
+        "position": _variable(
+            "position", np.arange(first, first + len(record.tokens), dtype=np.int64), "1", "absolute position"
+        ),
         "round": _variable("round", np.arange(len(rounds), dtype=np.int64), "1", "round of this request"),
         "slot": _variable("slot", np.arange(widest, dtype=np.int64), "1", "place in the draft"),
         "step": _variable("step", _ints(entry.step for entry in steps), "1", "engine step"),
@@ -154,7 +177,9 @@ def _columns(dim: str, entries: tuple[Any, ...], columns: _Columns, dtype: Any) 
     }
 
 
-def _variable(dims: str | tuple[str, ...], values: np.ndarray, units: str, title: str) -> tuple[Any, np.ndarray, dict[str, str]]:
+def _variable(
+    dims: str | tuple[str, ...], values: np.ndarray, units: str, title: str
+) -> tuple[Any, np.ndarray, dict[str, str]]:
     return dims, values, {"units": units, "long_name": title}
 
 
@@ -179,4 +204,8 @@ def _padded(rows: list[tuple[int, ...]], width: int) -> np.ndarray:
 
 def _logprobs(rounds: tuple[Round, ...]) -> np.ndarray:
     missing = float("nan")
-    return _floats(value for entry in rounds for value in ([item.value for item in entry.logprobs] or [missing] * len(entry.emitted)))
+    return _floats(
+        value
+        for entry in rounds
+        for value in ([item.value for item in entry.logprobs] or [missing] * len(entry.emitted))
+    )

@@ -27,7 +27,15 @@ SCHEMA = "power-lab.receipt/1"
 LARGEST = 1 << 20  # bytes; a receipt has about 3000
 
 _SECTIONS: dict[str, dict[str, type]] = {
-    "claim.engine": {"config": dict, "device": str, "digest": str, "mode": str, "revision": str, "threads": int, "versions": dict},
+    "claim.engine": {
+        "config": dict,
+        "device": str,
+        "digest": str,
+        "mode": str,
+        "revision": str,
+        "threads": int,
+        "versions": dict,
+    },
     "claim.model": {
         "architecture": str,
         "file": str,
@@ -97,7 +105,10 @@ class Receipt:
                 "sha256": token_digest("output/1", record.tokens),
                 "tokens": len(record.tokens),
             },
-            "claim.prompt": {"sha256": token_digest("prompt/1", record.prompt_tokens), "tokens": len(record.prompt_tokens)},
+            "claim.prompt": {
+                "sha256": token_digest("prompt/1", record.prompt_tokens),
+                "tokens": len(record.prompt_tokens),
+            },
             "claim.sampling": {key: _plain(value) for key, value in record.params.items()},
             "observed": {
                 "accepted": sum(entry.accepted for entry in record.rounds),
@@ -197,15 +208,22 @@ def _check(data: Any) -> None:
     """Shape first, so that a missing or foreign field is named exactly; then the digests."""
     _keys("receipt", data, {"schema": str, "claim": dict, "observed": dict, "digests": dict})
     if data["schema"] != SCHEMA:
-        raise EvidenceError("schema", f"{data['schema']!r} is not {SCHEMA!r}", "Verify it with the version that made it.")
+        raise EvidenceError(
+            "schema", f"{data['schema']!r} is not {SCHEMA!r}", "Verify it with the version that made it."
+        )
     _keys("claim", data["claim"], {name.removeprefix("claim."): dict for name in _SECTIONS if name != "observed"})
-    sections = {name: data["observed"] if name == "observed" else data["claim"][name.removeprefix("claim.")] for name in _SECTIONS}
+    sections = {
+        name: data["observed"] if name == "observed" else data["claim"][name.removeprefix("claim.")]
+        for name in _SECTIONS
+    }
     _keys("digests", data["digests"], dict.fromkeys([*_SECTIONS, "claim"], str))
     for name, section in sections.items():
         if _SECTIONS[name]:
             _keys(name, section, _SECTIONS[name])
         if _section_digest(name, section) != data["digests"][name]:
-            raise EvidenceError(name, "its contents do not fit its digest", "The receipt was changed after it was made.")
+            raise EvidenceError(
+                name, "its contents do not fit its digest", "The receipt was changed after it was made."
+            )
     if _section_digest("claim", data["claim"]) != data["digests"]["claim"]:
         raise EvidenceError("digests.claim", "does not fit the claim", "The receipt was changed after it was made.")
 

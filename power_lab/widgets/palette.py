@@ -1,0 +1,126 @@
+"""One palette and one legend for all inspectors.
+
+The hues are those of Okabe and Ito (2008), which stay apart under the common colour-vision deficiencies, each with a darker value for
+light themes and a lighter one for dark themes. Colour never stands alone: every kind also has a glyph, a line style or a tag.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from html import escape
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """How one kind of thing looks.
+
+    Attributes:
+        name: machine name, the one in datasets and block states.
+        label: the word in a legend; meaning: a sentence for its tooltip.
+        glyph: sign shown beside or instead of the colour, or "".
+        light, dark: `#rrggbb` with a contrast of at least 4.5 on white and on #111.
+        line: CSS line style under tokens and around blocks.
+        tag: HTML element, so that the difference survives where styles are stripped.
+    """
+
+    name: str
+    label: str
+    meaning: str
+    glyph: str
+    light: str
+    dark: str
+    line: str
+    tag: str = "span"
+
+    @property
+    def tint(self) -> str:
+        """A translucent background that works on any theme."""
+        pairs = zip(_channels(self.light), _channels(self.dark), strict=True)
+        return f"rgba({','.join(str((low + high) // 2) for low, high in pairs)},0.2)"
+
+    def inline(self) -> str:
+        """The part of the look that survives JupyterLab's sanitizer of untrusted notebooks: plain colours, no variables."""
+        return f"background-color:{self.tint}" if self.line != "none" else ""
+
+
+TOKENS: dict[str, Mark] = {
+    mark.name: mark
+    for mark in (
+        Mark("accepted", "accepted", "A draft token that the target drew too.", "", "#00735c", "#45cfa8", "solid"),
+        Mark(
+            "correction",
+            "correction",
+            "The target's own token where a draft was refused.",
+            "↳",
+            "#0062a8",
+            "#6cb8f5",
+            "double",
+            "ins",
+        ),
+        Mark(
+            "bonus",
+            "bonus",
+            "The target's own token after a fully accepted draft.",
+            "+",
+            "#96407a",
+            "#e79dca",
+            "dashed",
+            "b",
+        ),
+        Mark("plain", "no draft", "Drawn by the target; nothing was drafted.", "", "#5a626b", "#a9b2bc", "none"),
+        Mark("rejected", "rejected", "A draft token that was not kept.", "", "#ab4300", "#ff9d5c", "none", "del"),
+        Mark("prompt", "prompt", "A token of the prompt.", "›", "#756000", "#dcc04e", "none", "i"),
+    )
+}
+
+BLOCKS: dict[str, Mark] = {
+    mark.name: mark
+    for mark in (
+        Mark("used", "in use", "Named by one request's block table.", "■", "#0062a8", "#6cb8f5", "solid"),
+        Mark(
+            "shared", "shared", "Named by several requests' block tables at once.", "◆", "#00735c", "#45cfa8", "double"
+        ),
+        Mark(
+            "cached",
+            "cached",
+            "Holds a finished prefix; no request names it, so it may be reused or evicted.",
+            "○",
+            "#96407a",
+            "#e79dca",
+            "dashed",
+        ),
+        Mark("free", "free", "Empty.", "·", "#5a626b", "#a9b2bc", "none"),
+        Mark(
+            "dummy",
+            "dummy",
+            "Takes the writes of padding rows; never holds a request's data.",
+            "✕",
+            "#ab4300",
+            "#ff9d5c",
+            "dotted",
+        ),
+    )
+}
+
+
+def legend(marks: dict[str, Mark], counts: dict[str, int]) -> str:
+    """The legend as HTML: only the kinds that occur, each with its sign, word and count."""
+    items = "".join(
+        f'<span class="pl-key" title="{escape(mark.meaning)}"><{mark.tag} class="pl-{mark.name} pl-sample" style="{mark.inline()}">'
+        f'{mark.glyph or "ab"}</{mark.tag}> {mark.label} <span class="pl-n">{counts[mark.name]:,}</span></span> '
+        for mark in marks.values()
+        if counts.get(mark.name)
+    )
+    return f'<div class="pl-legend">{items}</div>'
+
+
+def variables() -> str:
+    """CSS custom properties `--pl-<kind>` for light themes, and for dark ones of JupyterLab, Notebook and VS Code."""
+    marks = {**TOKENS, **BLOCKS}.values()
+    light = "".join(f"--pl-{mark.name}:{mark.light};" for mark in marks)
+    dark = "".join(f"--pl-{mark.name}:{mark.dark};" for mark in marks)
+    return f'.power-lab{{{light}}}[data-jp-theme-light="false"] .power-lab,.vscode-dark .power-lab{{{dark}}}'
+
+
+def _channels(colour: str) -> tuple[int, ...]:
+    return tuple(bytes.fromhex(colour[1:]))

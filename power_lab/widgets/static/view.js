@@ -1,0 +1,223 @@
+// Brings the static view of an inspector to life. The view is complete without this file: it only adds details under the pointer or
+// the keyboard focus and, where the source can change, a refresh button and a live switch.
+
+const ASK_EVERY = 1000; // ms between questions of a live view
+const PATIENCE = 3000; // ms without an answer until the view says so
+const ITEMS = ".pl-t, .pl-c";
+
+function element(tag, name, text = "") {
+  const node = document.createElement(tag);
+  node.className = name;
+  node.textContent = text;
+  return node;
+}
+
+/** Show details of what is under the pointer or focused; arrow keys walk from item to item. */
+function details(root, body, signal) {
+  const line = element("div", "pl-detail");
+  const hint = body.querySelector(ITEMS) ? "Point at an item, or press Enter in the box and walk with the arrow keys." : "";
+  line.textContent = hint;
+  root.append(line);
+
+  const show = (target, spoken) => {
+    const item = target.closest?.("[title]");
+    if (!item || !body.contains(item)) return;
+    line.setAttribute("aria-live", spoken ? "polite" : "off");
+    const row = item.matches(".pl-t") ? item.closest("tr")?.querySelector("th[title]")?.title : "";
+    line.textContent = [item.matches(ITEMS) ? item.textContent.trim() : "", item.title, row].filter(Boolean).join("  ·  ");
+  };
+  const focus = (item) => {
+    item.tabIndex = -1;
+    item.focus();
+    item.scrollIntoView({ block: "nearest", inline: "nearest" });
+  };
+  const walk = (event) => {
+    const box = event.target.closest(".pl-scroll");
+    if (!box || event.altKey || event.ctrlKey || event.metaKey) return;
+    const items = [...box.querySelectorAll(ITEMS)];
+    const at = items.indexOf(event.target);
+    let next;
+    if (at < 0) {
+      if (event.key === "Enter") next = items[0];
+    } else if (event.key === "Escape") next = box;
+    else if (event.key === "ArrowRight") next = items[at + 1];
+    else if (event.key === "ArrowLeft") next = items[at - 1];
+    else if (event.key === "Home") next = items[0];
+    else if (event.key === "End") next = items.at(-1);
+    else if (event.key === "ArrowDown") next = nearest(items.slice(at + 1), event.target);
+    else if (event.key === "ArrowUp") next = nearest(items.slice(0, at).reverse(), event.target);
+    else return;
+    if (!next && at < 0) return;
+    event.preventDefault();
+    event.stopPropagation();
+    if (next === box) box.focus();
+    else if (next) focus(next);
+  };
+  body.addEventListener("pointerover", (event) => show(event.target, false), { signal });
+  body.addEventListener("focusin", (event) => show(event.target, true), { signal });
+  body.addEventListener("keydown", walk, { signal });
+  return line;
+}
+
+/** The item on the next line that is closest in the horizontal direction. */
+function nearest(items, from) {
+  const start = from.getBoundingClientRect();
+  let best, line;
+  for (const item of items) {
+    const box = item.getBoundingClientRect();
+    if (Math.abs(box.top - start.top) < start.height / 2) continue;
+    if (line !== undefined && Math.abs(box.top - line) > box.height / 2) break;
+    line = box.top;
+    const distance = Math.abs(box.left - start.left);
+    if (!best || distance < best.distance) best = { item, distance };
+  }
+  return best?.item;
+}
+
+/** The bar with button, switch and state, and the questions to the kernel. */
+function live(root, body, model, signal) {
+  const bar = element("div", "pl-live");
+  const button = element("button", "", "Refresh");
+  button.type = "button";
+  const label = element("label", "");
+  const toggle = element("input", "");
+  toggle.type = "checkbox";
+  toggle.checked = model.get("live");
+  label.append(toggle, "Live");
+  const status = element("span", "pl-status", "Snapshot from when the cell ran");
+  status.setAttribute("role", "status");
+  bar.append(button, label, status);
+  root.insertBefore(bar, body);
+
+  let asked = 0; // when the question without an answer was put
+  let inView = true;
+  // Only changes are written, so that a screen reader hears of a new state and not of every second.
+  const say = (text, bad) => {
+    if (status.textContent !== text) status.textContent = text;
+    status.classList.toggle("pl-bad", bad);
+    body.classList.toggle("pl-stale", bad);
+  };
+  const ask = () => {
+    asked ||= Date.now();
+    try {
+      model.send({ kind: "refresh" });
+    } catch {
+      say("Disconnected from the kernel; this is the last snapshot", true);
+    }
+  };
+  const answer = (message) => {
+    asked = 0;
+    if (message.kind === "body") {
+      replace(body, message.html);
+      say(toggle.checked ? "Updated every second" : `Snapshot from ${new Date().toLocaleTimeString()}`, false);
+    } else if (message.kind === "gone") {
+      toggle.checked = false;
+      say(`The engine is gone; this is the last snapshot. ${message.message}`, true);
+    }
+  };
+  const setLive = (on) => {
+    toggle.checked = on;
+    if (on) ask();
+    else if (!status.classList.contains("pl-bad")) say(`Snapshot from ${new Date().toLocaleTimeString()}`, false);
+  };
+  const beat = setInterval(() => {
+    if (asked && Date.now() - asked > PATIENCE) say("No answer from the kernel: busy or gone; this is the last snapshot", true);
+    if (toggle.checked && inView && document.visibilityState === "visible") ask();
+  }, ASK_EVERY);
+  const watcher = new IntersectionObserver((entries) => (inView = entries.at(-1).isIntersecting));
+  watcher.observe(root);
+
+  button.addEventListener("click", ask, { signal });
+  toggle.addEventListener("change", () => {
+    model.set("live", toggle.checked);
+    model.save_changes();
+    setLive(toggle.checked);
+  }, { signal });
+  const follow = () => toggle.checked !== model.get("live") && setLive(model.get("live"));
+  model.on("msg:custom", answer);
+  model.on("change:live", follow);
+  signal.addEventListener("abort", () => {
+    clearInterval(beat);
+    watcher.disconnect();
+    model.off("msg:custom", answer);
+    model.off("change:live", follow);
+    body.classList.remove("pl-stale");
+    bar.remove();
+  });
+  if (toggle.checked) ask();
+}
+
+/** Put new content in place without losing scroll position or focus. */
+function replace(body, html) {
+  if (replace.last.get(body) === html) return;
+  replace.last.set(body, html);
+  const tops = [...body.querySelectorAll(".pl-scroll")].map((box) => box.scrollTop);
+  const items = [...body.querySelectorAll(`.pl-scroll, ${ITEMS}`)];
+  const focused = items.indexOf(document.activeElement);
+  body.innerHTML = html;
+  body.querySelectorAll(".pl-scroll").forEach((box, index) => (box.scrollTop = tops[index] ?? 0));
+  if (focused >= 0) {
+    const item = body.querySelectorAll(`.pl-scroll, ${ITEMS}`)[focused];
+    if (item && !item.hasAttribute("tabindex")) item.tabIndex = -1;
+    item?.focus({ preventScroll: true });
+  }
+}
+replace.last = new WeakMap();
+
+/** Attach to one static view; returns the function that leaves it as it was found. */
+function attach(root, model) {
+  const body = root.querySelector(".pl-body");
+  const control = new AbortController();
+  if (model.get("refreshable")) live(root, body, model, control.signal);
+  const line = details(root, body, control.signal);
+  control.signal.addEventListener("abort", () => line.remove());
+  return () => control.abort();
+}
+
+export default {
+  /** Runs once for the model, without any widget output: find the saved HTML of this view wherever it is or appears. */
+  initialize({ model }) {
+    const selector = `[data-power-lab-view="${model.get("view_id")}"]`;
+    const attached = new Map();
+    let planned = 0;
+    const scan = () => {
+      planned = 0;
+      for (const [root, detach] of attached) {
+        if (root.isConnected) continue; // notebooks take cells out of the page while they are scrolled away
+        detach();
+        attached.delete(root);
+      }
+      for (const root of document.querySelectorAll(selector)) if (!attached.has(root)) attached.set(root, attach(root, model));
+    };
+    const observer = new MutationObserver(() => (planned ||= setTimeout(scan, 100)));
+    observer.observe(document.body, { childList: true, subtree: true });
+    scan();
+    return () => {
+      clearTimeout(planned);
+      observer.disconnect();
+      for (const detach of attached.values()) detach();
+    };
+  },
+
+  /** Inside an ipywidgets layout there is no saved HTML; ask the kernel for it. */
+  render({ model, el }) {
+    const root = element("div", "power-lab");
+    const style = document.createElement("style");
+    const body = element("div", "pl-body", "Waiting for the kernel");
+    root.append(style, body);
+    el.append(root);
+    let detach;
+    const first = (message) => {
+      if (message.kind !== "body" || detach) return;
+      style.textContent = message.style;
+      replace(body, message.html);
+      detach = attach(root, model);
+    };
+    model.on("msg:custom", first);
+    model.send({ kind: "refresh" });
+    return () => {
+      model.off("msg:custom", first);
+      detach?.();
+    };
+  },
+};

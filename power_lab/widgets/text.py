@@ -1,0 +1,45 @@
+"""Text of a model made safe and visible: output is hostile, and whitespace matters."""
+
+from __future__ import annotations
+
+import unicodedata
+from html import escape
+
+_SIGNS = {" ": "·", "\n": "↵", "\t": "⇥", "\r": "␍", "\0": "␀", "\u00a0": "⍽"}
+_LONGEST = 48  # characters shown of one token; some vocabularies hold whole lines of dashes
+
+
+def visible(text: str) -> str:
+    """A token as HTML: spaces and line ends as signs, control and direction characters by number, escaped, never empty."""
+    if not text:
+        return "∅"
+    shown = text if len(text) <= _LONGEST else text[:_LONGEST] + "…"
+    return escape("".join(_SIGNS.get(char) or _safe(char) for char in shown))
+
+
+def _safe(char: str) -> str:
+    # Cc and Cf hold escapes and direction overrides, which could rearrange the page around them.
+    return f"⟨{ord(char):04X}⟩" if unicodedata.category(char) in {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"} else char
+
+
+def percent(part: int, whole: int) -> str:
+    """`62%`, or a dash where there is nothing to divide by."""
+    return f"{100 * part / whole:.0f}%" if whole else "–"
+
+
+def seconds(value: float) -> str:
+    """A duration with a fitting unit: `12.3 ms`, `1.25 s`."""
+    if value < 0.001:
+        return f"{value * 1e6:.0f} µs"
+    return f"{value * 1e3:.1f} ms" if value < 1 else f"{value:.2f} s"
+
+
+def count(number: int, noun: str) -> str:
+    """`1 block`, `2 blocks`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def stat(value: str, label: str, title: str = "") -> str:
+    """One figure with its label, for the head of an inspector."""
+    hint = f' title="{escape(title)}"' if title else ""
+    return f'<span class="pl-stat"{hint}><b>{escape(value)}</b> <small>{escape(label)}</small></span> '
