@@ -1,8 +1,8 @@
 """A stand-in with the engine's API and no model: words come at a pace, faults on request.
 
 The model's name says how it behaves: `fake`, `slow-load` (a second of loading), `broken` (a typed error while loading), `bug` (an untyped
-one), `exits` (SystemExit while loading). Prompts may ask for faults: `raise typed`, `raise bug`, `abort` (the process dies).
-A prompt that holds `slow` takes 20 ms a token.
+one), `exits` (SystemExit while loading). Prompts may ask for faults: `raise typed`, `raise bug`, `abort` (the process dies),
+`fail` (the run ends with finish `error`). A prompt that holds `slow` takes 20 ms a token; `flood` makes each piece a megabyte.
 """
 
 from __future__ import annotations
@@ -123,9 +123,11 @@ class FakeEngine:
                 break
             out.append(seed[len(out) % 32])
             if on_delta is not None:
-                on_delta(self._delta(ticket.id, out, time.monotonic() - start))
+                on_delta(self._delta(ticket.id, out, time.monotonic() - start, "flood" in str(prompt)))
             if pace:
                 time.sleep(pace)
+        if prompt == "fail":
+            finish = "error"
         ids = tuple(t for t in tokens if isinstance(t, int)) or tuple(self.tokenize(str(tokens)))
         ticket.record = RunRecord(
             id=ticket.id,
@@ -152,8 +154,9 @@ class FakeEngine:
         ticket.done.set()
 
     @staticmethod
-    def _delta(number: int, out: list[int], at: float) -> Delta:
-        return Delta(id=number, text=f"w{out[-1]} ", tokens=len(out), drafted=0, accepted=0, cached=0, at=at)
+    def _delta(number: int, out: list[int], at: float, flood: bool) -> Delta:
+        text = "x" * (1 << 20) if flood else f"w{out[-1]} "
+        return Delta(id=number, text=text, tokens=len(out), drafted=0, accepted=0, cached=0, at=at)
 
     def explain(self) -> tuple[Decision, ...]:
         return (Decision(key="mode", value="exact", owner="backend", reason="the default"),)

@@ -1,0 +1,101 @@
+"""Engine hosts for tests: real processes with the fake engine, in a directory of their own, and none left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from power_lab.engine.config import EngineConfig, HostSettings, Paths
+from power_lab.engine.host.client import HostClient
+from power_lab.engine.host.remote import RemoteEngine
+from power_lab.errors import PowerLabError
+
+FACTORY = f"{Path(__file__).parent / 'engine' / 'host' / 'fake_engine.py'}:FakeEngine"
+HANG_S = 30.0  # a guard, not an expectation
+
+
+class Home:
+    """One POWER_LAB_HOME and the clients made in it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.paths = Paths(root / "cache", root / "run", root / "state")
+        self.settings = HostSettings(factory=FACTORY, client="test", drain_s=5)
+        self._clients: list[HostClient] = []
+
+    def client(self, **changes: object) -> HostClient:
+        settings = HostSettings(**{**_fields(self.settings), **changes})  # type: ignore[arg-type]
+        client = HostClient.connect(self.paths, settings)
+        self._clients.append(client)
+        return client
+
+    def engine(self, client: HostClient | None = None, model: str = "fake", **settings: object) -> RemoteEngine:
+        client = client or self.client()
+        return RemoteEngine(client, client.load(EngineConfig(model=model, **settings)))  # type: ignore[arg-type]
+
+    @property
+    def log(self) -> str:
+        return (self.paths.state / "host.log").read_text()
+
+    def hosts(self) -> list[psutil.Process]:
+        """The host processes of this home."""
+        return [process for process in _processes() if str(self.paths.state) in process.cmdline()]
+
+    def close(self) -> None:
+        for client in self._clients:
+            client.close()
+        for process in self.hosts():
+            process.send_signal(signal.SIGCONT)
+            process.kill()
+            process.wait(HANG_S)
+
+
+@contextmanager
+def home(root: Path) -> Iterator[Home]:
+    made = Home(root)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    """Wait for a condition; a hang is a failure."""
+    deadline = time.monotonic() + HANG_S
+    while not condition():
+        assert time.monotonic() < deadline, "this never became true"
+        time.sleep(0.01)
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+
+
+def raises(kind: type[PowerLabError], call: Callable[[], object]) -> PowerLabError:
+    """The error of exactly this class that `call` raises."""
+    try:
+        call()
+    except PowerLabError as error:
+        assert type(error) is kind, repr(error)
+        return error
+    raise AssertionError(f"no {kind.__name__} was raised")
+
+
+def _processes() -> Iterator[psutil.Process]:
+    for process in psutil.process_iter():
+        try:
+            if "power_lab.engine.host" in process.cmdline():
+                yield process
+        except psutil.Error:
+            continue
+
+
+def _fields(settings: HostSettings) -> dict[str, object]:
+    return {name: getattr(settings, name) for name in settings.__struct_fields__}
