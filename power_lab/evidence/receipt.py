@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterable
 from functools import cached_property
 from hashlib import sha256
+from pathlib import PurePath
 from typing import Any
 
 import msgspec
@@ -83,7 +84,8 @@ class Receipt:
         facts = record.engine
         body: dict[str, Any] = {
             "claim.engine": {
-                "config": dict(facts.config),
+                # The model is bound by its digest; where a user keeps the file is private and no part of the claim.
+                "config": {key: value for key, value in facts.config.items() if key != "model"},
                 "device": facts.device,
                 "digest": facts.digest,
                 "mode": facts.mode,
@@ -93,9 +95,9 @@ class Receipt:
             },
             "claim.model": {
                 "architecture": facts.architecture,
-                "file": facts.file,
+                "file": PurePath(facts.file).name,
                 "license": facts.license,
-                "name": facts.model,
+                "name": PurePath(facts.model).name,
                 "parameters": facts.parameters,
                 "quantisation": dict(facts.quantisation),
                 "sha256": facts.sha256,

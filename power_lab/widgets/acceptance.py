@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from html import escape
 from itertools import groupby
@@ -20,7 +21,7 @@ from power_lab.widgets.view import View
 if TYPE_CHECKING:
     import xarray
 
-Decoder = Callable[[int], str]
+Decoder = Callable[[Sequence[int]], Sequence[str]]
 
 
 class Acceptance(View):
@@ -28,7 +29,7 @@ class Acceptance(View):
 
     Args:
         run: the run to show. Raises EvidenceError if its record contradicts itself.
-        decode: text of one token id, asked once for the drafts that were never emitted; without it they show their id.
+        decode: text of each of some token ids, asked once for the drafts that were never emitted; without it they show their id.
         rows: most table rows drawn; the dataset has all rounds.
     """
 
@@ -68,12 +69,12 @@ class Acceptance(View):
 def _pieces(record: RunRecord, decode: Decoder | None) -> dict[int, str]:
     """Text of every token id that the run names. An engine that is gone costs the text of rejected drafts, not the view."""
     known = dict(zip(record.tokens, record.pieces, strict=True))
-    for token in (token for entry in record.rounds for token in entry.rejected if token not in known):
-        try:
-            known[token] = decode(token) if decode else f"#{token}"
-        except PowerLabError:
-            known[token] = f"#{token}"
-    return known
+    unknown = sorted({token for entry in record.rounds for token in entry.rejected} - known.keys())
+    texts: Sequence[str] = [f"#{token}" for token in unknown]
+    if unknown and decode is not None:
+        with suppress(PowerLabError):
+            texts = decode(unknown)
+    return known | dict(zip(unknown, texts, strict=True))
 
 
 @dataclass(slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -19,7 +18,8 @@ class Inspect:
     """Makes inspectors and closes the ones that nobody needs, since ipywidgets keeps every open widget for ever.
 
     Args:
-        lab: has `blocks() -> tuple[BlockState, ...]`, and optionally `decode(list[int]) -> str`.
+        lab: its `engine`, or it itself, has `blocks() -> tuple[BlockState, ...]`. Where it has `pieces(token_ids) -> texts`, drafts
+            that were never emitted show their text; that call raises a PowerLabError instead of loading a model.
     """
 
     def __init__(self, lab: Any) -> None:
@@ -35,7 +35,7 @@ class Inspect:
         """
         from power_lab.widgets.acceptance import Acceptance
 
-        return self._keep(Acceptance(run, decode=self._decoder(), rows=rows))
+        return self._keep(Acceptance(run, decode=getattr(self._lab, "pieces", None), rows=rows))
 
     def blocks(self, live: bool = False) -> Blocks:
         """The engine's KV blocks: free, in use, shared, cached, and whose they are.
@@ -47,7 +47,10 @@ class Inspect:
         """
         from power_lab.widgets.blocks import Blocks
 
-        return self._keep(Blocks(self._lab.blocks, live=live))
+        # The engine of this moment and not the lab: a lab loads its engine again when asked, and a view that is left open must never
+        # bring back what the user has shut down.
+        source = getattr(self._lab, "engine", self._lab)
+        return self._keep(Blocks(source.blocks, live=live))
 
     def close(self) -> None:
         """Close all views; what they show on the page stays."""
@@ -62,7 +65,3 @@ class Inspect:
         while len(views) > _OPEN[kind]:
             views.popleft().close()
         return view
-
-    def _decoder(self) -> Callable[[int], str] | None:
-        decode = getattr(self._lab, "decode", None)
-        return None if decode is None else lambda token: decode([token])

@@ -80,6 +80,20 @@ def test_prompt_and_output_are_not_in_the_receipt():
     assert "123456" not in text
 
 
+def test_where_the_model_lies_is_private_and_not_claimed():
+    config = engine_facts().config
+    here, there = (
+        Receipt.of(
+            run_record(
+                engine=engine_facts(model=f"{home}/m.gguf", file="m.gguf", config={**config, "model": f"{home}/m.gguf"})
+            )
+        )
+        for home in ("/home/ada/secret", "/srv")
+    )
+    assert "secret" not in here.json
+    assert here.claim_sha256 == there.claim_sha256
+
+
 def test_a_receipt_verifies_itself():
     receipt = Receipt.of(run_record())
     assert Receipt.verify(receipt.json) == receipt

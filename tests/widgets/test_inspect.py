@@ -29,8 +29,8 @@ class Lab:
             raise EngineClosed("The engine was closed.", "Load it again.")
         return self.states
 
-    def decode(self, tokens):
-        return f"<decoded {tokens[0]}>"
+    def pieces(self, tokens):
+        return [f"<decoded {token}>" for token in tokens]
 
 
 @pytest.fixture
@@ -146,7 +146,7 @@ def test_a_contradictory_record_is_refused(inspect):
 
 
 def test_a_decoder_that_fails_costs_only_the_text():
-    def decode(token):
+    def decode(tokens):
         raise EngineClosed("gone")
 
     view = Acceptance(Run(run_record(100)), decode)
@@ -234,6 +234,24 @@ def test_old_views_close_and_nothing_stays_alive():
     gc.collect()
     assert all(ref() is None for ref in weak)
     assert set(_instances) == before
+
+
+def test_a_view_asks_the_engine_that_it_was_made_for():
+    class Reloading:  # a lab: each look at `engine` may load one
+        loaded = 0
+
+        @property
+        def engine(self):
+            self.loaded += 1
+            return Lab()
+
+    lab = Reloading()
+    inspect = Inspect(lab)
+    view = inspect.blocks()
+    view.refresh()
+    view.refresh()
+    assert lab.loaded == 1
+    inspect.close()
 
 
 def test_the_script_is_text_and_small():
