@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ import msgspec
 
 from power_lab.engine.config import EngineConfig, HostSettings, Paths, strict
 from power_lab.engine.request import SamplingParams
-from power_lab.errors import EngineClosed, EngineInUse, QueueFull, RequestCancelled, StepFailed
+from power_lab.errors import EngineClosed, EngineInUse, HostUnavailable, QueueFull, RequestCancelled, StepFailed
 
 if TYPE_CHECKING:
     from power_lab.engine.host.api import Prompting
@@ -387,8 +387,9 @@ def _in_order(count: int, submit: Callable[[int], RemoteRun], window: int) -> It
             flying.popleft()
             yield record
     finally:
-        for _, run in flying:
-            run.cancel()
+        with suppress(HostUnavailable):
+            for _, run in flying:
+                run.cancel()
         for _, run in flying:
             run.settle()
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import subprocess
+import sys
 import threading
 
 import psutil
 import pytest
 
 from power_lab.engine.config import EngineConfig, HostSettings
+from power_lab.engine.host import protocol as wire
 from power_lab.engine.host.client import HostClient
 from power_lab.engine.host.place import Place
 from power_lab.engine.request import SamplingParams
@@ -147,14 +151,11 @@ def test_equal_settings_share_an_engine_and_others_do_not(home: Home):
 def test_a_second_client_watches_a_load_that_is_under_way(home: Home):
     one, two = home.client(), home.client()
     stages: dict[int, list[int]] = {0: [], 1: []}
-    threads = [
-        threading.Thread(
-            target=client.load,
-            args=(EngineConfig(model="slow-load"),),
-            kwargs={"progress": lambda s, d, t, i=i: stages[i].append(d)},
-        )
-        for i, client in enumerate((one, two))
-    ]
+
+    def load(number: int, client: HostClient) -> None:
+        client.load(EngineConfig(model="slow-load"), progress=lambda stage, done, total: stages[number].append(done))
+
+    threads = [threading.Thread(target=load, args=pair) for pair in enumerate((one, two))]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -191,9 +192,6 @@ def stranger(home: Home, tmp_path):
         "home = Home(Path(sys.argv[1])); home.settings = hosting.HostSettings(factory=hosting.FACTORY, client='other.ipynb')\n"
         "engine = home.engine(); print('ready', flush=True); sys.stdin.read()\n"
     )
-    import subprocess
-    import sys
-
     with subprocess.Popen(
         [sys.executable, "-c", code, str(home.root)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -240,8 +238,6 @@ def test_a_client_that_is_forgotten_lets_go(home: Home):
     forgotten = HostClient.connect(home.paths, home.settings)
     assert len(watcher.status().clients) == 2
     del forgotten
-    import gc
-
     gc.collect()
     eventually(lambda: len(watcher.status().clients) == 1)
 
@@ -275,8 +271,6 @@ def test_too_many_questions_and_runs_are_refused_one_by_one(home: Home):
     client = home.client()
     mails = [client.open_mail() for _ in range(200)]
     for mail in mails:
-        from power_lab.engine.host import protocol as wire
-
         client.send(wire.Load(id=mail.id, config=EngineConfig(model="slow-load")))
     refused = 0
     for mail in mails:

@@ -1,0 +1,295 @@
+"""The lab's calls on real hosts with the fake engine: what they return, what they refuse, what survives an interrupt."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from power_lab.engine.config import HostSettings
+from power_lab.engine.host import client as client_module
+from power_lab.errors import (
+    CapacityError,
+    ConfigError,
+    EngineInUse,
+    HostUnavailable,
+    ModelFileError,
+    RequestCancelled,
+    StepFailed,
+)
+from power_lab.lab import Lab, connect, derived_seed, sampling
+from tests import hosting
+from tests.hosting import Home, eventually, kill, raises
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    with hosting.home(tmp_path / "h") as made:
+        yield made
+
+
+@pytest.fixture
+def lab(home: Home) -> Iterator[Lab]:
+    made = another(home)
+    made.load("fake")
+    yield made
+    made.disconnect()
+
+
+def another(home: Home) -> Lab:
+    return connect(paths=home.paths, settings=home.settings)
+
+
+@contextmanager
+def interrupt_when(condition: Callable[[], bool]) -> Iterator[None]:
+    """A Ctrl-C for the main thread as soon as `condition` holds; it must arrive as KeyboardInterrupt."""
+
+    def strike() -> None:
+        eventually(condition)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=strike)
+    thread.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            yield
+    finally:
+        thread.join(hosting.HANG_S)
+
+
+def test_making_a_lab_starts_nothing(home: Home):
+    lab = another(home)
+    assert repr(lab) == "<Lab: no engine yet; the next call loads 'smollm2'>"
+    assert lab.status() is None
+    assert lab.shutdown() == "No engine host is running."
+    lab.unload()
+    lab.replace_host()
+    assert not home.hosts()
+
+
+def test_a_run_has_text_tokens_and_the_seed_it_was_given(lab: Lab):
+    run = lab.generate("hi", max_tokens=3, seed=5)
+    assert run is lab.last
+    assert (len(run.tokens), run.finish, run.record.params["seed"]) == (3, "length", 5)
+    assert lab.generate("hi", max_tokens=3, seed=5).tokens == run.tokens
+
+
+def test_output_is_printed_only_when_asked_for_outside_notebooks(lab: Lab, capsys):
+    lab.generate("hi", max_tokens=3)
+    assert capsys.readouterr().out == ""
+    run = lab.generate("hi", max_tokens=3, stream=True)
+    assert capsys.readouterr().out == f"{run.text}\n[{' · '.join(run.facts())}]\n"
+
+
+def test_numpy_numbers_and_a_lone_stop_string_are_taken(lab: Lab):
+    np = pytest.importorskip("numpy")
+    record = lab.generate("hi", max_tokens=np.int64(2), temperature=np.float32(0.5), stop="end").record
+    assert (record.params["max_tokens"], record.params["temperature"], record.params["stop"]) == (2, 0.5, ["end"])
+
+
+@pytest.mark.parametrize(
+    ("params", "word"),
+    [
+        ({"max_token": 3}, "max_token"),
+        ({"temperature": -1}, "temperature"),
+        ({"stop": ""}, "stop"),
+        ({"seed": "x"}, "seed"),
+    ],
+)
+def test_wrong_parameters_are_named_before_anything_is_sent(home: Home, params, word):
+    lab = another(home)
+    for call in (
+        lambda: lab.generate("hi", **params),
+        lambda: lab.generate_many(["hi"], **params),
+        lambda: lab.chat(**params),
+    ):
+        assert word in str(raises(ConfigError, call))
+    assert not home.hosts()
+
+
+def test_wrong_settings_are_named_and_change_nothing(lab: Lab):
+    before = lab.facts
+    assert "kvtokens: unknown setting" in str(raises(ConfigError, lambda: lab.load("fake", kvtokens=1)))
+    assert "kv_tokens" in str(raises(ConfigError, lambda: lab.configure(kv_tokens=65)))
+    raises(ModelFileError, lambda: lab.load("broken"))
+    assert lab.facts == before
+    assert lab.generate("hi", max_tokens=1).finish == "length"
+
+
+def test_many_runs_come_in_order_with_seeds_of_their_own(lab: Lab):
+    runs = lab.generate_many([f"p{i}" for i in range(150)], max_tokens=2, seed=9, progress=False)
+    assert [run.record.params["seed"] for run in runs] == [derived_seed(9, i) for i in range(150)]
+    assert runs[77].tokens == lab.generate("p77", max_tokens=2, seed=derived_seed(9, 77)).tokens
+    assert lab.generate_many([]) == []
+    drawn = lab.generate_many(["a", "b"], max_tokens=1)
+    assert len({run.record.params["seed"] for run in drawn}) == 2
+
+
+def test_derived_seeds_are_fixed_for_ever():
+    assert (derived_seed(0, 0), derived_seed(7, 3)) == (3273689370428929672, 4337573840354611155)
+
+
+def test_a_failing_run_among_many_cancels_the_rest(lab: Lab):
+    raises(CapacityError, lambda: lab.generate_many(["slow", "raise typed", "slow"], max_tokens=20))
+    eventually(lambda: lab.engine.status().running == 0)
+
+
+def test_a_failed_step_is_an_error_and_its_output_is_kept(lab: Lab):
+    raises(StepFailed, lambda: lab.generate("fail", max_tokens=2))
+    assert lab.last is not None
+    assert lab.last.finish == "error"
+
+
+def test_a_chat_continues_the_exact_tokens(lab: Lab):
+    chat = lab.chat("Be brief.", max_tokens=4, seed=1)
+    first, second = chat.say("one"), chat.say("two", max_tokens=2)
+    expected = [*first.record.prompt_tokens, *first.tokens, *b"two"]
+    assert list(second.record.prompt_tokens) == expected
+    assert (len(second.tokens), chat.turns) == (2, [first, second])
+    raises(ConfigError, lambda: chat.say("three", max_tokens=0))
+    assert chat.turns == [first, second]
+
+
+def test_an_interrupt_leaves_the_model_loaded_and_the_output_so_far(lab: Lab):
+    pid = lab.engine.client.pid
+    with interrupt_when(lambda: lab.status().engines[0].runs == 1):
+        lab.generate("slow", max_tokens=100_000)
+    assert lab.last is not None
+    assert lab.last.finish == "cancelled"
+    assert lab.status().engines[0].runs == 0
+    assert lab.generate("hi", max_tokens=2).finish == "length"
+    assert lab.engine.client.pid == pid
+
+
+def test_an_interrupt_ends_all_of_many_runs(lab: Lab):
+    with interrupt_when(lambda: lab.status().engines[0].runs == 30):
+        lab.generate_many(["slow"] * 30, max_tokens=100_000)
+    assert lab.status().engines[0].runs == 0
+    assert len(lab.generate_many(["a", "b"], max_tokens=1)) == 2
+
+
+def test_an_interrupted_load_leaves_no_lease(home: Home, lab: Lab):
+    with interrupt_when(lambda: len(lab.status().engines) == 2):
+        lab.load("slow-load")
+    assert lab.facts.model == "fake"
+    eventually(lambda: [len(info.clients) for info in lab.status().engines] == [1, 0])
+
+
+def test_a_listener_that_fails_cancels_its_run(lab: Lab, monkeypatch):
+    class Broken:
+        def delta(self, delta):
+            raise BrokenPipeError
+
+        def done(self, run):
+            return
+
+    monkeypatch.setattr("power_lab.display.stream_for", lambda wanted: Broken())
+    with pytest.raises(BrokenPipeError):
+        lab.generate("slow", max_tokens=100_000)
+    assert lab.status().engines[0].runs == 0
+
+
+def test_a_killed_host_is_a_clear_error_then_the_same_model_comes_back(lab: Lab):
+    lab.load("fake", kv_tokens=128)
+    pid = lab.engine.client.pid
+    thread = threading.Thread(target=lambda: (eventually(lambda: lab.status().engines[0].runs == 1), kill(pid)))
+    thread.start()
+    assert f"pid {pid}" in str(raises(HostUnavailable, lambda: lab.generate("slow", max_tokens=100_000)))
+    thread.join(hosting.HANG_S)
+    run = lab.generate("hi", max_tokens=2)
+    assert run.record.engine.config["kv_tokens"] == 128
+    assert lab.engine.client.pid != pid
+
+
+def test_a_host_that_ends_in_between_goes_unnoticed(lab: Lab):
+    kill(lab.engine.client.pid)
+    assert lab.generate("hi", max_tokens=2).finish == "length"
+
+
+def test_a_run_that_others_end_is_an_error(home: Home):
+    home.settings = HostSettings(factory=home.settings.factory, drain_s=0)
+    lab = another(home).load("fake")
+    pid = lab.engine.client.pid
+    thread = threading.Thread(
+        target=lambda: (eventually(lambda: lab.status().engines[0].runs == 1), os.kill(pid, signal.SIGTERM))
+    )
+    thread.start()
+    raises(RequestCancelled, lambda: lab.generate("slow", max_tokens=100_000))
+    thread.join(hosting.HANG_S)
+
+
+def test_load_replaces_configure_changes_unload_drops(lab: Lab):
+    lab.load("fake", kv_tokens=128)
+    lab.configure(max_batch=2)
+    (info,) = lab.status().engines
+    assert (info.config.kv_tokens, info.config.max_batch) == (128, 2)
+    lab.unload()
+    assert lab.status().engines == ()
+    assert lab.generate("hi", max_tokens=1).record.engine.config["kv_tokens"] == 128
+
+
+def test_two_labs_share_an_engine_and_the_second_finds_it_loaded(home: Home, lab: Lab):
+    second = another(home).load("fake")
+    assert second.engine.key == lab.engine.key
+    assert len(lab.status().engines[0].clients) == 2
+    second.disconnect()
+    eventually(lambda: len(lab.status().engines[0].clients) == 1)
+    assert lab.shutdown() == "The engine host has ended."
+
+
+def test_others_are_named_and_keep_their_engine(home: Home, lab: Lab):
+    code = (
+        "import sys; from pathlib import Path; from tests import hosting; from power_lab.lab import connect\n"
+        "home = hosting.Home(Path(sys.argv[1])); lab = connect(paths=home.paths, settings=home.settings).load('fake')\n"
+        "print('ready', flush=True); sys.stdin.readline(); print(lab.generate('hi', max_tokens=2).finish)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(home.root)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "ready\n"
+        name = f"test (pid {other.pid})"
+        for refused in (lambda: lab.configure(kv_tokens=64), lambda: lab.shutdown(force=True), lab.replace_host):
+            assert name in str(raises(EngineInUse, refused))
+        assert lab.generate("hi", max_tokens=2).finish == "length"
+        assert name in lab.shutdown()
+        assert other.communicate("go\n")[0] == "length\n"
+    assert another(home).shutdown() == "The engine host has ended."
+
+
+def test_replace_host_ends_one_of_another_version(home: Home, lab: Lab, monkeypatch):
+    pid = lab.engine.client.pid
+    lab.disconnect()
+    with monkeypatch.context() as patch:
+        patch.setattr(client_module, "code_digest", lambda: "f" * 64)
+        assert "lab.replace_host()" in str(raises(client_module.HostMismatch, lambda: lab.generate("hi")))
+        lab.replace_host()
+    assert lab.generate("hi", max_tokens=1).finish == "length"
+    assert lab.engine.client.pid != pid
+
+
+def test_what_a_lab_tells_is_plain_data_that_shows_itself(lab: Lab):
+    decisions, memory, status = lab.explain(), lab.memory(), lab.status()
+    assert decisions[0].key == "mode"
+    assert "the default" in repr(decisions)
+    assert memory.total == 8
+    assert "workspace" in repr(memory)
+    assert status.pid == lab.engine.client.pid
+    assert "an unused engine after 15 min" in repr(status)
+    for shown in (decisions, memory, status):
+        assert shown._repr_html_().startswith("<table>")
+    assert lab.tokenize("a") == [97]
+    assert lab.blocks()[0].state == "dummy"
+    assert "fake (fake.gguf), exact on cpu" in repr(lab)
+
+
+def test_sampling_takes_no_unknown_key():
+    assert sampling({"stop": ["a", "b"]}).stop == ("a", "b")
+    raises(ConfigError, lambda: sampling({"n": 2}))
