@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from power_lab.engine.config import EngineConfig, Paths
+from power_lab.engine.config import EngineConfig, Paths, tame_openmp
 from power_lab.engine.models import family
 from power_lab.engine.models.decoder import Decoder
 from power_lab.engine.models.spec import ModelSpec
@@ -47,6 +47,7 @@ def load(config: EngineConfig, paths: Paths, progress: Progress) -> Loaded:
     Raises ConfigError, ModelFileError, TokenizerError or DownloadError (the model is not on this machine); nothing stays half-loaded.
     """
     threads = config.threads or len(os.sched_getaffinity(0))
+    waiting = tame_openmp()
     ops = select("cpu", config.mode, threads, paths.kernels)
     ops.warm_up(lambda done, total, name: progress(f"kernels: {name}", done, total))
     entry = ensure(config.model, paths, progress)
@@ -81,7 +82,7 @@ def load(config: EngineConfig, paths: Paths, progress: Progress) -> Loaded:
         "threads": f"{threads} of {os.cpu_count()} cores"
         + ("" if config.threads else " (all that this process may use)"),
         "context": why,
-        "kernels": "; ".join(ops.reasons()),
+        "kernels": "; ".join((*ops.reasons(), waiting)),
     }
     return Loaded(Decoder(spec, weights, ops, context), tokenizer, facts, context, reasons)
 

@@ -1,0 +1,47 @@
+"""100 varied chat prompts for SmolLM2, made from templates and from texts that lie in this repository: the same on every machine."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+TOPICS = (
+    "rivers", "the moon", "bread", "prime numbers", "volcanoes", "honey bees", "sailing", "the violin", "chess", "glass",
+    "earthquakes", "coffee", "cats", "compilers", "the human heart", "deserts", "bicycles", "paper", "clouds", "maps",
+)  # fmt: skip
+ASKS = (
+    "What should a child know about {}?",
+    "Write a short poem about {}.",
+    "List five facts about {}, one a line.",
+    "Explain {} to an engineer in three sentences.",
+)
+CODE = (
+    "def mean(xs):\n    return sum(xs) / len(xs)\n",
+    "for i in range(10):\n    print(i * i)\n",
+    "class Stack:\n    def __init__(self):\n        self.items = []\n    def push(self, x):\n        self.items.append(x)\n",
+    "SELECT name, age FROM people WHERE age > 30 ORDER BY name;\n",
+    "int gcd(int a, int b) { return b ? gcd(b, a % b) : a; }\n",
+)
+LANGUAGES = (
+    "¿Cuál es la capital de España y por qué es importante?",
+    "Was ist der Unterschied zwischen Wetter und Klima?",
+    "Pourquoi le ciel est-il bleu ?",
+    "日本で一番高い山は何ですか。",
+    "Какая планета самая большая?",
+)
+
+
+def prompts() -> list[tuple[str, str]]:
+    """(kind, text) of 100 prompts: 60 questions, 20 texts to quote or repeat, 10 of code, 5 foreign, 5 long ones past 512 tokens."""
+    rng = random.Random(2026)
+    made = [("question", ask.format(topic)) for ask in ASKS for topic in TOPICS]
+    rng.shuffle(made)
+    made = made[:60]
+    sentences = [s.strip().replace("\n", " ") for s in (ROOT / "LICENSE").read_text().split("\n\n") if len(s) > 200]
+    made += [("quote", f"Repeat this text word for word:\n\n{rng.choice(sentences)[:600]}") for _ in range(20)]
+    made += [("code", f"{ask}\n\n{code}") for code in CODE for ask in ("What does this code do?", "Rewrite this code with comments.")]
+    made += [("foreign", text) for text in LANGUAGES]
+    long = (ROOT / "LICENSE").read_text()
+    made += [("long", f"Here is a licence.\n\n{long[at : at + 3200]}\n\nWhat does it allow?") for at in range(0, 5000, 1000)]
+    return made
