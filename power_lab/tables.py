@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from power_lab.engine.host.protocol import EngineInfo, HostStatus
 from power_lab.engine.report import Decision, MemoryPlan
+
+if TYPE_CHECKING:
+    from power_lab.models import ModelEntry
 
 _MIB = 1 << 20
 
@@ -48,16 +51,23 @@ class Decisions(tuple[Decision, ...]):
         return html_table(self._rows(), self._head)
 
 
-class Models(tuple[Any, ...]):
-    """The models that can be loaded by name."""
+class Models(tuple["ModelEntry", ...]):
+    """The models that can be loaded by name (a tuple of ModelEntry)."""
 
     __slots__ = ()
+    _head = ("name", "size", "licence", "here", "source")
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        return [
+            (one.name, f"{one.size / _MIB:,.0f} MiB", one.license or "?", "yes" if one.present else "no", one.source)
+            for one in self
+        ]
 
     def __repr__(self) -> str:
-        return "\n".join(str(entry) for entry in self)
+        return text_table(self._rows(), self._head)
 
     def _repr_html_(self) -> str:
-        return f"<pre>{escape(repr(self))}</pre>"
+        return html_table(self._rows(), self._head)
 
 
 class Memory(MemoryPlan, frozen=True, kw_only=True):

@@ -303,9 +303,10 @@ def _hang_up(sock: socket.socket) -> None:
 
 
 def _located(config: EngineConfig) -> EngineConfig:
-    """A relative file means the client's folder, which the host does not know."""
-    path = Path(config.model).expanduser()
-    return msgspec.structs.replace(config, model=str(path.absolute())) if path.exists() else config
+    """A relative file means the client's folder, which the host does not know. A name stays a name, whatever lies beside it."""
+    if "/" not in config.model and not config.model.endswith(".gguf"):
+        return config
+    return msgspec.structs.replace(config, model=str(Path(config.model).expanduser().absolute()))
 
 
 def _value(reply: wire.Reply) -> msgspec.Raw:
