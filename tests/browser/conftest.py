@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.browser import lab
+from tests.homes import own_home
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,16 +23,6 @@ def lab_server(tmp_path_factory):
     home = own_home(tmp_path_factory.mktemp("home"))
     with lab.serve(root, private, {**os.environ, "POWER_LAB_HOME": str(home)}) as server:
         yield server
-
-
-def own_home(folder: Path) -> Path:
-    """A Power Lab home with a host and logs of its own, and the user's models and compiled kernels."""
-    from power_lab.engine.config import Paths
-
-    cache = Paths.default().cache
-    cache.mkdir(parents=True, exist_ok=True)
-    (folder / "cache").symlink_to(cache, target_is_directory=True)
-    return folder
 
 
 @pytest.fixture(scope="session")

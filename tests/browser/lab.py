@@ -139,6 +139,14 @@ class LabPage:
         ready = f"() => {{ const s = ({_STATE})(); return s && s.status === 'idle' && !s.running; }}"
         self.page.wait_for_function(ready, timeout=timeout * 1000)
 
+    def show_cell(self, index: int) -> None:
+        """Scroll a cell, counted from 0 among all cells, to the top."""
+        self.page.evaluate(
+            "async i => { const n = window.jupyterapp.shell.currentWidget.content;"
+            " n.activeCellIndex = i; await n.scrollToItem(i, 'start'); }",
+            index,
+        )
+
     def theme(self, name: str) -> None:
         """Switch to `JupyterLab Light` or `JupyterLab Dark` and wait for its colours."""
         self.command("apputils:change-theme", theme=name)

@@ -1,0 +1,20 @@
+"""The first five minutes: the tour, opened and run in a browser."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.mark.timeout(600)
+def test_the_tour_runs_from_top_to_bottom(lab_page):
+    lab_page.open("tour.ipynb")
+    assert lab_page.state()["kernel"] == "power_lab"
+    lab_page.run_all(timeout=500)
+    cells = [cell for cell in lab_page.state()["cells"] if cell["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
+    failed = [output for cell in cells for output in cell["outputs"] if output["output_type"] == "error"]
+    assert failed == []
+    shown = lab_page.page.locator(".jp-OutputArea-output")
+    assert shown.filter(has_text="Acceptance").count() > 0
+    lab_page.show_cell(9)
+    lab_page.picture("tour")
