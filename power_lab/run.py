@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from power_lab.evidence.receipt import Receipt
 
 EVIDENCE_MIME = "application/vnd.power-lab.evidence+json"
+NO_MATH = "mathjax_ignore tex2jax_ignore"  # notebooks typeset $…$ in HTML, and output must show as it is
 _LARGEST_EVIDENCE = 8192  # bytes; a larger receipt is read from `run.receipt` and not stored in every output
 
 # The same colours in JupyterLab (its variables), on GitHub and in exported HTML (the fallbacks). What a sanitizer drops only loses colour.
@@ -145,7 +146,7 @@ class Run:
         # One space around the dots lets the line wrap between facts and nowhere else.
         facts = " · ".join(f'<span style="white-space:nowrap">{escape(fact)}</span>' for fact in self.facts())
         return (
-            f'<div style="{_BOX}"><div dir="auto" style="{_TEXT}">{text}</div>'
+            f'<div class="{NO_MATH}" style="{_BOX}"><div dir="auto" style="{_TEXT}">{text}</div>'
             f'<div style="{_FACTS}"><span style="{_BADGE}" title="{escape(_promise(record))}">{escape(record.engine.mode)}</span>'
             f"{facts}</div></div>"
         )

@@ -16,6 +16,7 @@ import anywidget
 import traitlets
 
 from power_lab.errors import PowerLabError
+from power_lab.run import NO_MATH
 from power_lab.widgets.palette import variables
 
 if TYPE_CHECKING:
@@ -83,9 +84,7 @@ class View(anywidget.AnyWidget):
         return self._wrap("")
 
     def _wrap(self, attribute: str) -> str:
-        return (
-            f'<div class="power-lab"{attribute}><style>{_STYLE}</style><div class="pl-body">{self.body()}</div></div>'
-        )
+        return f'<div class="power-lab {NO_MATH}"{attribute}><style>{_STYLE}</style><div class="pl-body">{self.body()}</div></div>'
 
     def _answer(self, _widget: Any, content: Any, _buffers: Any) -> None:
         if not isinstance(content, dict) or content.get("kind") != "refresh":

@@ -126,6 +126,11 @@ def test_refresh_live_and_lost_kernels(page, inspect):
     page.clock.run_for(5000)
     assert "No answer from the kernel" in status.inner_text()
     assert page.locator(".pl-stale").count() == 1
+    waiting = page.evaluate("model.sent.length")
+    page.clock.run_for(8000)
+    assert page.evaluate("model.sent.length") == waiting  # a busy kernel does not collect questions
+    page.clock.run_for(8000)
+    assert page.evaluate("model.sent.length") == waiting + 1
     page.evaluate("model.fire('msg:custom', {kind: 'body', html: '<p>back</p>'})")
     assert page.locator(".pl-stale").count() == 0
     page.evaluate("model.fire('msg:custom', {kind: 'gone', message: 'The engine was closed.'})")

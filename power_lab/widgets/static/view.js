@@ -3,6 +3,7 @@
 
 const ASK_EVERY = 1000; // ms between questions of a live view
 const PATIENCE = 3000; // ms without an answer until the view says so
+const RETRY = 15000; // ms until a live view asks again without an answer; a busy kernel would otherwise collect a question a second
 const ITEMS = ".pl-t, .pl-c";
 
 function element(tag, name, text = "") {
@@ -90,6 +91,7 @@ function live(root, body, model, signal) {
   root.insertBefore(bar, body);
 
   let asked = 0; // when the question without an answer was put
+  let sent = 0;
   let inView = true;
   // Only changes are written, so that a screen reader hears of a new state and not of every second.
   const say = (text, bad) => {
@@ -98,7 +100,8 @@ function live(root, body, model, signal) {
     body.classList.toggle("pl-stale", bad);
   };
   const ask = () => {
-    asked ||= Date.now();
+    sent = Date.now();
+    asked ||= sent;
     try {
       model.send({ kind: "refresh" });
     } catch {
@@ -122,7 +125,8 @@ function live(root, body, model, signal) {
   };
   const beat = setInterval(() => {
     if (asked && Date.now() - asked > PATIENCE) say("No answer from the kernel: busy or gone; this is the last snapshot", true);
-    if (toggle.checked && inView && document.visibilityState === "visible") ask();
+    const free = !asked || Date.now() - sent > RETRY;
+    if (free && toggle.checked && inView && document.visibilityState === "visible") ask();
   }, ASK_EVERY);
   const watcher = new IntersectionObserver((entries) => (inView = entries.at(-1).isIntersecting));
   watcher.observe(root);
@@ -201,13 +205,14 @@ export default {
 
   /** Inside an ipywidgets layout there is no saved HTML; ask the kernel for it. */
   render({ model, el }) {
-    const root = element("div", "power-lab");
+    const root = element("div", "power-lab mathjax_ignore tex2jax_ignore");
     const style = document.createElement("style");
     const body = element("div", "pl-body", "Waiting for the kernel");
     root.append(style, body);
     el.append(root);
     let detach;
     const first = (message) => {
+      if (message.kind === "gone" && !detach) body.textContent = message.message;
       if (message.kind !== "body" || detach) return;
       style.textContent = message.style;
       replace(body, message.html);
