@@ -11,10 +11,11 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numba import njit, prange, types
+from numba import carray, njit, types
 
 from power_lab.kernels.numba import vector as v
-from power_lab.kernels.numba.vector import F32, Builder, Span, Value, address
+from power_lab.kernels.numba.team import ATTENTION, JOB, share
+from power_lab.kernels.numba.vector import F32, LANES, Builder, Span, Value, address, f32_bits, f32_from_bits, i32_pointer
 from power_lab.kernels.ops import BLOCK, SPLIT
 
 PLAN = f"scores: fma over head_dim; splits of {SPLIT}: exp(s - max), tree sum, values: fma over keys; splits in order"
@@ -91,6 +92,34 @@ def _emit_weigh(b: Builder, e: Value, values: Value, dim: Value, lanes: Value, c
             span.store(b.load(slot), row)
 
 
+def _emit_clear(b: Builder, out: Value, count: Value) -> None:
+    v.sweep(b, count, lambda span: span.store(v.const(v.vec(F32), 0.0), out))
+
+
+def _emit_combine(b: Builder, stats: Value, acc: Value, running: Value, total: Value, dim: Value, first: Value) -> None:
+    """Fold a split into the running result: rescale both to the larger maximum and add. The first split (first = 0) is the result."""
+    read = lambda base, offset: v.load(b, v.at(b, base, offset), F32)  # noqa: E731
+    write = lambda value, base, offset: v.store(b, value, v.at(b, base, offset))  # noqa: E731
+    with b.if_else(b.icmp_signed("==", first, v.i64(0))) as (start, go_on):
+        with start:
+            for offset in (0, 4):
+                write(read(stats, offset), running, offset)
+            v.sweep(b, dim, lambda span: span.store(span.load(acc), total))
+        with go_on:
+            before, here = read(running, 0), read(stats, 0)
+            top = b.select(b.fcmp_ordered(">", here, before), here, before)
+            old, new = (v.exp(b, b.fsub(part, top)) for part in (before, here))
+            write(v.fma(b, read(stats, 4), new, b.fmul(read(running, 4), old)), running, 4)
+            write(top, running, 0)
+            olds, news = v.splat(b, old), v.splat(b, new)
+            v.sweep(b, dim, lambda span: span.store(v.fma(b, span.load(acc), news, b.fmul(span.load(total), olds)), total))
+
+
+def _emit_finish(b: Builder, total: Value, running: Value, dim: Value, out: Value) -> None:
+    divisor = v.splat(b, v.load(b, v.at(b, running, 4), F32))
+    v.sweep(b, dim, lambda span: span.store(b.fdiv(span.load(total), divisor), out))
+
+
 def _scores(heads: int) -> Any:
     return v.routine(f"scores_{heads}", types.void, [types.int64] * 4, partial(_emit_scores, heads=heads))
 
@@ -103,10 +132,12 @@ scores_1, scores_2, scores_3, scores_4 = (_scores(heads) for heads in (1, 2, 3, 
 weigh_1, weigh_2, weigh_3, weigh_4 = (_weigh(heads, WIDE) for heads in (1, 2, 3, 4))
 weigh_narrow = _weigh(1, 1)
 soften = v.routine("soften", types.void, [types.int64, types.float32, types.int64, types.int64], _emit_soften)
-exp = v.routine("exp", types.float32, [types.float32], v.exp)
+clear = v.routine("clear", types.void, [types.int64] * 2, _emit_clear)
+combine = v.routine("combine", types.void, [types.int64] * 6, _emit_combine)
+finish = v.routine("finish", types.void, [types.int64] * 4, _emit_finish)
 
 
-@njit(nogil=True)
+@njit(nogil=True, inline="always")
 def _page_scores(heads, q, k, dim, out):
     for h in range(0, heads, GROUP):
         some, at, to = min(GROUP, heads - h), q + h * dim * 4, out + h * SPLIT * 4
@@ -120,83 +151,66 @@ def _page_scores(heads, q, k, dim, out):
             scores_1(at, k, dim, to)
 
 
-@njit(nogil=True)
+@njit(nogil=True, inline="always")
 def _page_values(heads, e, values, dim, count, acc):
     for h in range(0, heads, GROUP):
         some, weights, to = min(GROUP, heads - h), e + h * SPLIT * 4, acc + h * dim * 4
-        done = dim // (WIDE * 16) * WIDE * 16
-        for d in range(0, done, WIDE * 16):
+        done = dim // (WIDE * LANES) * WIDE * LANES
+        for d in range(0, done, WIDE * LANES):
             if some == 4:
-                weigh_4(weights, values + d * 4, dim, 16, count, to + d * 4)
+                weigh_4(weights, values + d * 4, dim, LANES, count, to + d * 4)
             elif some == 3:
-                weigh_3(weights, values + d * 4, dim, 16, count, to + d * 4)
+                weigh_3(weights, values + d * 4, dim, LANES, count, to + d * 4)
             elif some == 2:
-                weigh_2(weights, values + d * 4, dim, 16, count, to + d * 4)
+                weigh_2(weights, values + d * 4, dim, LANES, count, to + d * 4)
             else:
-                weigh_1(weights, values + d * 4, dim, 16, count, to + d * 4)
-        for d in range(done, dim, 16):
+                weigh_1(weights, values + d * 4, dim, LANES, count, to + d * 4)
+        for d in range(done, dim, LANES):
             for i in range(some):
-                weigh_narrow(weights + i * SPLIT * 4, values + d * 4, dim, min(16, dim - d), count, to + (i * dim + d) * 4)
+                weigh_narrow(weights + i * SPLIT * 4, values + d * 4, dim, min(LANES, dim - d), count, to + (i * dim + d) * 4)
 
 
-@njit(nogil=True)
-def _split(q, heads, first, count, pages, head, scale, keys, values, e, stats, acc):
-    """One canonical split: keys first..first + count - 1. Leaves each head's maximum, sum and unscaled values in scratch."""
-    dim = keys.shape[2]
-    page_size = keys.shape[1] * dim * BLOCK * 4
-    inside = head * dim * BLOCK * 4
-    for i in range(0, count, BLOCK):
-        page = pages[(first + i) // BLOCK]
-        _page_scores(heads, q, address(keys) + page * page_size + inside, dim, address(e) + i * 4)
+@njit(nogil=True, inline="always")
+def _item(q, heads, dim, count, pages, kv_head, page_bytes, scale, keys, values, out, scratch):
+    """One row's queries of one KV head over its first `count` keys. q, keys, values, out and scratch are addresses."""
+    inside, size = kv_head * dim * BLOCK * 4, heads * dim * 4
+    stats, running = scratch + heads * SPLIT * 4, scratch + heads * (SPLIT + 2) * 4
+    acc = running + heads * 8
+    total = acc + size
+    for first in range(0, count, SPLIT):
+        last = min(count, first + SPLIT)
+        for i in range(first, last, BLOCK):
+            _page_scores(heads, q, keys + pages[i // BLOCK] * page_bytes + inside, dim, scratch + (i - first) * 4)
+        for h in range(heads):
+            soften(scratch + h * SPLIT * 4, scale, last - first, stats + h * 8)
+        clear(acc, heads * dim)
+        for i in range(first, last, BLOCK):
+            page = values + pages[i // BLOCK] * page_bytes + inside
+            _page_values(heads, scratch + (i - first) * 4, page, dim, min(BLOCK, last - i), acc)
+        for h in range(heads):
+            combine(stats + h * 8, acc + h * dim * 4, running + h * 8, total + h * dim * 4, dim, first)
     for h in range(heads):
-        soften(address(e) + h * SPLIT * 4, scale, count, address(stats) + h * 8)
-    acc[:] = 0
-    for i in range(0, count, BLOCK):
-        page = pages[(first + i) // BLOCK]
-        _page_values(heads, address(e) + i * 4, address(values) + page * page_size + inside, dim, min(BLOCK, count - i), address(acc))
+        finish(total + h * dim * 4, running + h * 8, dim, out + h * dim * 4)
 
 
 @njit(nogil=True)
-def _combine(stats, acc, running, total):
-    """Fold a split into the running result: rescale both to the larger maximum and add."""
-    for h in range(acc.shape[0]):
-        top = max(running[h, 0], stats[h, 0])
-        old, new = exp(running[h, 0] - top), exp(stats[h, 0] - top)
-        running[h, 1] = running[h, 1] * old + stats[h, 1] * new
-        running[h, 0] = top
-        for d in range(acc.shape[1]):
-            total[h, d] = total[h, d] * old + acc[h, d] * new
+def chunk(job, index, scratch):
+    """One row and KV head; `job` int64 words as written by `attention`."""
+    qkv, qkv_pitch, positions, table_of, tables, pages = job[1], job[2], job[3], job[4], job[5], job[6]
+    heads, dim, kv_heads, scale, keys, values, out = job[7], job[8], job[9], f32_from_bits(job[10]), job[11], job[12], job[13]
+    row, head = index // kv_heads, index % kv_heads
+    count = carray(i32_pointer(positions), row + 1)[row] + 1
+    table = carray(i32_pointer(tables + carray(i32_pointer(table_of), row + 1)[row] * pages * 4), pages)
+    size = heads * dim * 4
+    q, to = qkv + row * qkv_pitch + head * size, out + (row * kv_heads + head) * size
+    _item(q, heads, dim, count, table, head, kv_heads * dim * BLOCK * 4, scale, keys, values, to, scratch)
 
 
 @njit(nogil=True)
-def _item(q, heads, position, pages, head, scale, keys, values, out, scratch):
-    """Attention of one row's queries of one KV head; q and out are addresses of `heads` heads; scratch f32 [S]."""
-    dim = keys.shape[2]
-    e = scratch[: heads * SPLIT]
-    stats = scratch[e.size : e.size + heads * 2].reshape(heads, 2)
-    running = scratch[e.size + heads * 2 : e.size + heads * 4].reshape(heads, 2)
-    start = e.size + heads * 4
-    acc = scratch[start : start + heads * dim].reshape(heads, dim)
-    total = scratch[start + heads * dim : start + 2 * heads * dim].reshape(heads, dim)
-    for first in range(0, position + 1, SPLIT):
-        _split(q, heads, first, min(SPLIT, position + 1 - first), pages, head, scale, keys, values, e, stats, acc)
-        if first == 0:
-            running[:], total[:] = stats, acc
-        else:
-            _combine(stats, acc, running, total)
-    for h in range(heads):
-        for d in range(dim):
-            out[h * dim + d] = total[h, d] / running[h, 1]
-
-
-@njit(parallel=True, nogil=True)
-def attention(qkv, positions, table_of, tables, q_heads, scale, keys, values, out, scratch):
-    """qkv f32 [R, (q_heads + 2 kv_heads) * head_dim], out f32 [R, q_heads * head_dim], scratch f32 [threads, S]."""
-    parts, kv_heads, dim = scratch.shape[0], keys.shape[1], keys.shape[2]
-    heads = q_heads // kv_heads
-    for part in prange(parts):
-        for item in range(part, qkv.shape[0] * kv_heads, parts):
-            row, head = item // kv_heads, item % kv_heads
-            q = address(qkv) + (row * qkv.shape[1] + head * heads * dim) * 4
-            mine = out[row, head * heads * dim : (head + 1) * heads * dim]
-            _item(q, heads, positions[row], tables[table_of[row]], head, np.float32(scale), keys, values, mine, scratch[part])
+def attention(team, qkv, positions, table_of, tables, q_heads, scale, keys, values, out):
+    """qkv f32 [R, (q_heads + 2 kv_heads) * head_dim], out f32 [R, q_heads * head_dim]."""
+    kv_heads, dim, job = keys.shape[1], keys.shape[2], team[JOB:]
+    job[0], job[1], job[2], job[3], job[4] = ATTENTION, address(qkv), qkv.shape[1] * 4, address(positions), address(table_of)
+    job[5], job[6], job[7], job[8], job[9] = address(tables), tables.shape[1], q_heads // kv_heads, dim, kv_heads
+    job[10], job[11], job[12], job[13] = f32_bits(np.float32(scale)), address(keys), address(values), address(out)
+    share(team, qkv.shape[0] * kv_heads)

@@ -10,7 +10,7 @@ from typing import Any
 import numba
 from numba import types
 
-from power_lab.kernels.numba import attention, embed, linear, logprobs, norm, rope, sample
+from power_lab.kernels.numba import attention, embed, linear, logprobs, norm, rope, sample, work
 
 B, I, F = types.boolean, types.int64, types.float64
 
@@ -25,18 +25,25 @@ l1, l2 = (_array(types.int64, dims) for dims in (1, 2))
 d2 = _array(types.float64, 2)
 
 ENTRIES: dict[str, tuple[Any, tuple[types.Type, ...]]] = {
-    "linear": (linear.linear, (f2, l2, f2, f2, B)),
-    "attention": (attention.attention, (f2, i1, i1, i2, I, F, f4, f4, f2, f2)),
-    "norm_serial": (norm.norm_serial, (f2, f2, f1, F, f2)),
-    "norm_parallel": (norm.norm_parallel, (f2, f2, f1, F, f2, I)),
-    "rope_write_serial": (rope.rope_write_serial, (f2, i1, l1, f3, B, I, f4, f4)),
-    "rope_write_parallel": (rope.rope_write_parallel, (f2, i1, l1, f3, B, I, f4, f4, I)),
+    "linear": (linear.linear, (l1, f2, l2, f2, I)),
+    "attention": (attention.attention, (l1, f2, i1, i1, i2, I, F, f4, f4, f2)),
+    "norm": (norm.norm, (l1, f2, f2, f1, F, f2)),
+    "rope_write": (rope.rope_write, (l1, f2, i1, l1, f3, B, I, f4, f4)),
     "embed": (embed.embed, (l2, i1, f2, f2)),
     "gather": (embed.gather, (f2, i1, f2)),
-    "sample": (sample.sample, (f2, f2, l2, i1, l2, i1, f1, i1, f3, i2, l2, d2)),
-    "logprobs": (logprobs.logprobs, (f2, i1, f1, i2, f2, I)),
+    "sample": (sample.sample, (l1, f2, f2, l2, i1, l2, i1, f1, i1, f3, i2, l2, d2)),
+    "logprobs": (logprobs.logprobs, (l1, f2, i1, f1, i2, f2)),
 }
 """name -> (kernel, argument types). Python numbers arrive as int64 and float64; kernels round the latter to f32 themselves."""
+
+
+def compile_work(folder: Path | None) -> Any:
+    """The team's loop as a C function, from the cache in `folder` where there is one."""
+    make = numba.cfunc(types.void(types.int64, types.int64), nopython=True, cache=folder is not None)
+    if folder is None:
+        return make(work.participate)
+    with cache_at(folder):
+        return make(work.participate)
 
 
 @contextmanager

@@ -52,8 +52,10 @@ def _widen(b: Builder, x: Value) -> Value:
     return x if x.type.element == F32 else b.fpext(x, v.vec(F32))
 
 
-def _scale(b: Builder, pointer: Value) -> Value:
-    return v.splat(b, b.fpext(v.load(b, pointer, F16), F32))
+def _two_halves(b: Builder, pointer: Value) -> list[Value]:
+    """The two f16 at `pointer`, each in all lanes. Read as a pair: that is one load, where a lone 16-bit one needs a slow insertion."""
+    pair = b.fpext(v.load(b, pointer, v.vec(F16, 2)), v.vec(F32, 2))
+    return [v.shuffle(b, pair, pair, [i] * v.LANES) for i in (0, 1)]
 
 
 def _skip(b: Builder, pointer: Value, count: int) -> Value:
@@ -62,7 +64,7 @@ def _skip(b: Builder, pointer: Value, count: int) -> Value:
 
 def _read_q4_1(b: Builder, pointer: Value) -> list[Value]:
     """Block: f16 d, f16 m, 16 bytes; low nibbles are values 0..15, high ones 16..31; value = d * q + m."""
-    scale, minimum = _scale(b, pointer), _scale(b, _skip(b, pointer, 2))
+    scale, minimum = _two_halves(b, pointer)
     wide = b.zext(v.load(b, _skip(b, pointer, 4), v.vec(I8)), v.vec(I32))
     halves = b.and_(wide, v.const(v.vec(I32), 15)), b.lshr(wide, v.const(v.vec(I32), 4))
     return [v.fma(b, b.sitofp(q, v.vec(F32)), scale, minimum) for q in halves]
@@ -70,6 +72,6 @@ def _read_q4_1(b: Builder, pointer: Value) -> list[Value]:
 
 def _read_q8_0(b: Builder, pointer: Value) -> list[Value]:
     """Block: f16 d, 32 int8; value = d * q."""
-    scale = _scale(b, pointer)
+    scale, _ = _two_halves(b, pointer)  # the second is made of values; unused
     halves = (v.load(b, _skip(b, pointer, 2 + 16 * h), v.vec(I8)) for h in (0, 1))
     return [b.fmul(b.sitofp(b.sext(q, v.vec(I32)), v.vec(F32)), scale) for q in halves]

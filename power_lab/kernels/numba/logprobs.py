@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from numba import njit, prange, types
+from numba import carray, njit, types
 
 from power_lab.kernels.numba import vector as v
-from power_lab.kernels.numba.vector import F32, Builder, Span, Value, address
+from power_lab.kernels.numba.team import JOB, LOGPROBS, share
+from power_lab.kernels.numba.vector import F32, Builder, Span, Value, address, f32_pointer, i32_pointer
 
 
 def _emit_log_sum_exp(b: Builder, logits: Value, count: Value) -> Value:
@@ -46,14 +47,26 @@ def _best(logits, ids, values):
         filled = min(filled + 1, top)
 
 
-@njit(parallel=True, nogil=True)
-def logprobs(logits, tokens, chosen, ids, values, parts):
+@njit(nogil=True)
+def chunk(job, row, scratch):
+    """One row; `job` int64 words as written by `logprobs`."""
+    vocabulary, top = job[2], job[7]
+    at = job[1] + row * vocabulary * 4
+    logits = carray(f32_pointer(at), vocabulary)
+    norm = log_sum_exp(at, vocabulary)
+    token = carray(i32_pointer(job[3]), row + 1)[row]
+    carray(f32_pointer(job[4]), row + 1)[row] = logits[token] - norm
+    if top > 0:
+        ids, values = carray(i32_pointer(job[5] + row * top * 4), top), carray(f32_pointer(job[6] + row * top * 4), top)
+        _best(logits, ids, values)
+        for i in range(top):
+            values[i] = values[i] - norm
+
+
+@njit(nogil=True)
+def logprobs(team, logits, tokens, chosen, ids, values):
     """logits f32 [Q, V], tokens int32 [Q]; writes chosen f32 [Q], ids int32 [Q, top], values f32 [Q, top] with top <= V."""
-    for part in prange(parts):
-        for row in range(part, logits.shape[0], parts):
-            norm = log_sum_exp(address(logits) + row * logits.shape[1] * 4, logits.shape[1])
-            chosen[row] = logits[row, tokens[row]] - norm
-            if ids.shape[1] > 0:
-                _best(logits[row], ids[row], values[row])
-            for i in range(ids.shape[1]):
-                values[row, i] = values[row, i] - norm
+    job = team[JOB:]
+    job[0], job[1], job[2], job[3], job[4] = LOGPROBS, address(logits), logits.shape[1], address(tokens), address(chosen)
+    job[5], job[6], job[7] = address(ids), address(values), ids.shape[1]
+    share(team, logits.shape[0])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit, prange, types
+from numba import njit, types
 
 from power_lab.kernels.numba import vector as v
-from power_lab.kernels.numba.vector import F32, Builder, Span, Value, address
+from power_lab.kernels.numba.team import JOB, NORM, share
+from power_lab.kernels.numba.vector import F32, Builder, Span, Value, address, f32_bits, f32_from_bits
 
+ROWS = 16  # a chunk's; fewer are not worth sharing
 PLAN = "sum of squares as in tiles.PLAN; (x * (1 / sqrt(mean + eps))) * w"
 
 
@@ -34,21 +36,22 @@ norm_row = v.routine("norm_row", types.void, [types.int64, types.int64, types.in
 
 
 @njit(nogil=True)
-def _rows(x, delta, weight, eps, out, first, step):
-    d, added = x.shape[1], delta.shape[0] > 0
-    for r in range(first, x.shape[0], step):
+def chunk(job, index, scratch):
+    """Up to ROWS rows; `job` int64 words as written by `norm`."""
+    x, delta, weight, eps, out, d, rows = job[1], job[2], job[3], f32_from_bits(job[4]), job[5], job[6], job[7]
+    for r in range(index * ROWS, min(rows, (index + 1) * ROWS)):
         at = r * d * 4
-        norm_row(address(x) + at, address(delta) + at if added else 0, address(weight), np.float32(eps), address(out) + at, d)
+        norm_row(x + at, delta + at if delta else 0, weight, eps, out + at, d)
 
 
 @njit(nogil=True)
-def norm_serial(x, delta, weight, eps, out):
-    """x f32 [R, D], delta f32 [R, D] or [0, D] for none (x += delta first), weight f32 [D], out f32 [R, D]."""
-    _rows(x, delta, weight, eps, out, 0, 1)
-
-
-@njit(parallel=True, nogil=True)
-def norm_parallel(x, delta, weight, eps, out, parts):
-    """The same, rows shared among `parts` threads."""
-    for part in prange(parts):
-        _rows(x, delta, weight, eps, out, part, parts)
+def norm(team, x, delta, weight, eps, out):
+    """x f32 [R, D], delta f32 [R, D] or [0, 1] for none (x += delta first), weight f32 [D], out f32 [R, D]."""
+    rows, d, job = x.shape[0], x.shape[1], team[JOB:]
+    added = address(delta) if delta.shape[0] > 0 else 0
+    job[0], job[1], job[2], job[3] = NORM, address(x), added, address(weight)
+    job[4], job[5], job[6], job[7] = f32_bits(np.float32(eps)), address(out), d, rows
+    if rows <= ROWS:
+        chunk(job, 0, 0)
+    else:
+        share(team, (rows + ROWS - 1) // ROWS)

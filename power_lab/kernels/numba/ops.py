@@ -4,62 +4,66 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from threading import get_ident
 from typing import Any
 
-import numba
 import numpy as np
 
 from power_lab.errors import ModelFileError, StepFailed
-from power_lab.kernels.numba import attention, catalogue, identity, linear, rope, sample
-from power_lab.kernels.numba.threads import choose_layer, guarded
+from power_lab.kernels.numba import attention, catalogue, embed, identity, linear, logprobs, norm, sample
+from power_lab.kernels.numba import rope as rope_kernels
+from power_lab.kernels.numba.team import PITCH, SCRATCH, Team
 from power_lab.kernels.ops import BLOCK, Array, Batch, KVCache, SampleRows, Weight
 from power_lab.kernels.quants import QuantType, row_bytes
 
-PARALLEL_ROWS = 32  # below, sharing the rows of a cheap operation costs more than it saves
+FEW_ROWS = 32  # results of gated products are reserved for these at load, for more when they come
 
 
 class NumbaOps:
-    """Exact operations on the CPU. One engine thread uses an instance: its scratch is shared by all calls.
+    """Exact operations on the CPU. One engine thread uses an instance: its team and scratch serve one call at a time.
 
     Args:
         cache_dir: where compiled kernels are kept, in a folder named by their digest.
-        threads: worker threads of a kernel; results do not depend on it.
+        threads: members of the team that shares a kernel's work; results do not depend on it.
 
     Attributes:
-        threading_layer, threading_reason: Numba's threading layer and why it is that one.
+        threading_layer, threading_reason: how kernels use several cores, and why so.
         cache_reason: why kernels are not kept on disk; empty when they are.
     """
 
     name = "numba"
     mode = "exact"
+    threading_layer = "team"
+    threading_reason = "own threads that share chunks: no OpenMP barrier, which stalls on a busy machine"
 
     def __init__(self, cache_dir: Path, threads: int) -> None:
         self.threads = threads
-        self.threading_layer, self.threading_reason = choose_layer()
         self._digest = identity.digest()
-        self.cache_reason = catalogue.open_cache(cache_dir / self._digest[:16])
-        self._run: dict[str, Callable[..., Any]] = {
-            name: guarded(kernel, self.threading_layer) for name, (kernel, _) in catalogue.ENTRIES.items()
-        }
-        self._linear = self._run["linear"]
+        self._cache = cache_dir / self._digest[:16]
+        self.cache_reason = catalogue.open_cache(self._cache)
+        self._team = Team(threads)
+        self._block = self._team.block
+        self._loop: Any = None  # keeps the compiled loop's machine code alive
         self._plans: dict[tuple[Weight, ...], tuple[np.ndarray, int, int]] = {}
         self._scratch = np.zeros((threads, 0), np.float32)
         self._sample_scratch: tuple[np.ndarray, ...] = ()
         self._no_delta = np.zeros((0, 1), np.float32)
-        self._caller = 0
 
     def digest(self) -> str:
         return self._digest
 
-    def reasons(self) -> tuple[str, ...]:
-        return tuple(filter(None, (f"{self.threading_layer} threads: {self.threading_reason}", self.cache_reason)))
-
     def warm_up(self, progress: Callable[[int, int, str], None] | None = None) -> None:
+        total = len(catalogue.ENTRIES) + 1
+        self._wake()
         for done, (name, (kernel, signature)) in enumerate(catalogue.ENTRIES.items()):
-            kernel.compile(signature)
             if progress is not None:
-                progress(done + 1, len(catalogue.ENTRIES), name)
+                progress(done + 1, total, "shared work" if done == 0 else name)
+            kernel.compile(signature)
+        if progress is not None:
+            progress(total, total, "done")
+
+    def close(self) -> None:
+        """End the worker threads."""
+        self._team.close()
 
     # --- arrays -------------------------------------------------------------------------------------------------------------------
 
@@ -79,7 +83,7 @@ class NumbaOps:
             data = np.ascontiguousarray(host).view(np.uint8).reshape(rows, row_bytes(type, cols))
         except ValueError as error:
             raise ModelFileError(f"Weights of type {type!r} and shape [{rows}, {cols}] cannot be computed on: {error}.") from error
-        self._reserve(linear.scratch_floats(cols))
+        self._reserve(linear.scratch_floats(cols, FEW_ROWS))
         return Weight(type, rows, cols, data)
 
     def vector(self, type: QuantType, host: np.ndarray) -> Array:
@@ -93,14 +97,14 @@ class NumbaOps:
         return KVCache(keys, np.zeros((pages, heads, BLOCK, head_dim), np.float32), heads, head_dim)
 
     def rope_tables(self, positions: int, rotary_dim: int, theta: float) -> Array:
-        return rope.rope_table(positions, rotary_dim, theta)
+        return rope_kernels.rope_table(positions, rotary_dim, theta)
 
     # --- operations of a step -----------------------------------------------------------------------------------------------------
 
     def embed(self, table: Weight, ids: Array, out: Array) -> None:
         plan, cols, _ = self._plan((table,))
         _same(out.shape[1], cols, "embedding width")
-        self._run["embed"](plan, ids, out, self._scratch)
+        embed.embed(plan, ids, out, self._scratch)
 
     def rms_norm(self, x: Array, weight: Array, eps: float, out: Array) -> None:
         self._norm(x, self._no_delta, weight, eps, out)
@@ -110,45 +114,40 @@ class NumbaOps:
 
     def _norm(self, x: Array, delta: Array, weight: Array, eps: float, out: Array) -> None:
         _same(x.shape[1], weight.shape[0], "norm width")
-        if x.shape[0] < PARALLEL_ROWS:
-            self._run["norm_serial"](x, delta, weight, eps, out)
-        else:
-            self._join()
-            self._run["norm_parallel"](x, delta, weight, eps, out, self.threads)
+        self._wake()
+        norm.norm(self._block, x, delta, weight, eps, out)
 
     def linear(self, x: Array, weights: tuple[Weight, ...], out: Array) -> None:
         plan, cols, width = self._plan(weights)
         _same(x.shape[1], cols, "input width")
         _same(out.shape[1], width, "output width")
-        self._join()
-        self._linear(x, plan, out, self._scratch, False)
+        self._wake()
+        linear.linear(self._block, x, plan, out, 0)
 
     def gate_up(self, x: Array, gate: Weight, up: Weight, out: Array) -> None:
         plan, cols, width = self._plan((gate, up))
         _same(x.shape[1], cols, "input width")
         _same(2 * out.shape[1], width, "output width")
-        self._join()
-        self._linear(x, plan, out, self._scratch, True)
+        if x.shape[0] > FEW_ROWS:
+            self._reserve(linear.scratch_floats(cols, x.shape[0]))
+        self._wake()
+        linear.linear(self._block, x, plan, out, 1)
 
     def rope_write(self, qkv: Array, batch: Batch, rope: Array, interleaved: bool, q_heads: int, cache: KVCache) -> None:
-        args = (qkv, batch.positions, batch.slots, rope, interleaved, q_heads, cache.keys, cache.values)
-        if qkv.shape[0] < PARALLEL_ROWS:
-            self._run["rope_write_serial"](*args)
-        else:
-            self._join()
-            self._run["rope_write_parallel"](*args, self.threads)
+        self._wake()
+        kernel = rope_kernels.rope_write
+        kernel(self._block, qkv, batch.positions, batch.slots, rope, interleaved, q_heads, cache.keys, cache.values)
 
     def attention(self, qkv: Array, batch: Batch, q_heads: int, scale: float, cache: KVCache, out: Array) -> None:
         need = attention.scratch_floats(q_heads // cache.heads, cache.head_dim)
         if need > self._scratch.shape[1]:
             self._reserve(need)
-        self._join()
-        self._run["attention"](
-            qkv, batch.positions, batch.table_of, batch.tables, q_heads, scale, cache.keys, cache.values, out, self._scratch
-        )
+        self._wake()
+        kernel = attention.attention
+        kernel(self._block, qkv, batch.positions, batch.table_of, batch.tables, q_heads, scale, cache.keys, cache.values, out)
 
     def gather(self, x: Array, rows: Array, out: Array) -> None:
-        self._run["gather"](x, rows, out)
+        embed.gather(x, rows, out)
 
     def sample(self, logits: Array, rows: SampleRows, tokens: Array) -> None:
         """Raises StepFailed when a row has a NaN or no finite largest logit; `tokens` is then -1 there."""
@@ -156,9 +155,9 @@ class NumbaOps:
         packed = np.stack(controls, axis=1, dtype=np.float32, casting="unsafe")
         keys = np.stack([rows.seeds.view(np.int64), rows.positions], axis=1)
         spans = np.concatenate([rows.history_span, rows.bias_span], axis=1)
-        self._join()
+        self._wake()
         scratch = self._sampling(logits.shape[1])
-        self._run["sample"](logits, packed, keys, rows.history, spans, rows.bias_ids, rows.bias_values, tokens, *scratch)
+        sample.sample(self._block, logits, packed, keys, rows.history, spans, rows.bias_ids, rows.bias_values, tokens, *scratch)
         if (tokens == sample.BAD).any():
             bad = np.flatnonzero(tokens == sample.BAD).tolist()
             raise StepFailed(f"Logit rows {bad} hold NaN or no finite maximum, so no token can be drawn.", "Check weights and logit biases.")
@@ -166,8 +165,8 @@ class NumbaOps:
     def logprobs(self, logits: Array, tokens: Array, top: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         count, top = logits.shape[0], min(top, logits.shape[1])
         chosen, ids, values = np.empty(count, np.float32), np.empty((count, top), np.int32), np.empty((count, top), np.float32)
-        self._join()
-        self._run["logprobs"](logits, tokens, chosen, ids, values, self.threads)
+        self._wake()
+        logprobs.logprobs(self._block, logits, tokens, chosen, ids, values)
         return chosen, ids, values
 
     # --- plans and scratch --------------------------------------------------------------------------------------------------------
@@ -183,6 +182,7 @@ class NumbaOps:
         """Grow every thread's scratch to at least `floats`, in whole cache lines."""
         if floats > self._scratch.shape[1]:
             self._scratch = np.zeros((self.threads, (floats + 15) // 16 * 16), np.float32)
+            self._block[SCRATCH], self._block[PITCH] = _address(self._scratch), self._scratch.strides[0]
 
     def _sampling(self, vocabulary: int) -> tuple[np.ndarray, ...]:
         if not self._sample_scratch or self._sample_scratch[0].shape[2] != vocabulary:
@@ -192,20 +192,25 @@ class NumbaOps:
             self._sample_scratch = (z, np.zeros(shape, np.int32), np.zeros(bins, np.int64), np.zeros(bins, np.float64))
         return self._sample_scratch
 
-    def _join(self) -> None:
-        """Numba keeps its thread count per calling thread: set it when the caller changes."""
-        if get_ident() != self._caller:
-            numba.set_num_threads(min(self.threads, numba.config.NUMBA_NUM_THREADS))
-            self._caller = get_ident()
+    def _wake(self) -> None:
+        """See that the team is there; the first call compiles its loop or loads it."""
+        if self._loop is None:
+            self._loop = catalogue.compile_work(None if self.cache_reason else self._cache)
+            self._team.start(self._loop.ctypes, self._loop.address)
+        self._team.wake()
 
 
 def _describe(weights: tuple[Weight, ...]) -> tuple[np.ndarray, int, int]:
     rows, start = [], 0
     for weight in weights:
         _same(weight.cols, weights[0].cols, "input width of stacked weights")
-        rows.append([weight.type, weight.data.__array_interface__["data"][0], weight.rows, weight.cols, weight.data.shape[1], start])
+        rows.append([weight.type, _address(weight.data), weight.rows, weight.cols, weight.data.shape[1], start])
         start += weight.rows
     return np.array(rows, np.int64), weights[0].cols, start
+
+
+def _address(array: np.ndarray) -> int:
+    return array.__array_interface__["data"][0]
 
 
 def _same(given: int, expected: int, what: str) -> None:

@@ -6,10 +6,13 @@ Pages: keys [pages, KV heads, head_dim, BLOCK], so that attention reads 16 keys 
 from __future__ import annotations
 
 import numpy as np
-from numba import njit, prange
+from numba import carray, njit
 
+from power_lab.kernels.numba.team import JOB, ROPE, share
+from power_lab.kernels.numba.vector import address, f32_pointer, i32_pointer, i64_pointer
 from power_lab.kernels.ops import BLOCK
 
+ROWS = 16  # a chunk's; fewer are not worth sharing
 PLAN = "x0 * cos - x1 * sin, x0 * sin + x1 * cos, rounded operation by operation"
 
 
@@ -20,39 +23,46 @@ def rope_table(positions: int, rotary_dim: int, theta: float) -> np.ndarray:
     return np.stack([np.cos(angle), np.sin(angle)], axis=-1).astype(np.float32)
 
 
-@njit(nogil=True)
-def _rotate(head, turn, interleaved):
-    """Rotate one head [head_dim] in place; `turn` f32 [rotary_dim / 2, 2]."""
+@njit(nogil=True, inline="always")
+def _rotate(row, start, turn, interleaved):
+    """Rotate the head at row[start:] in place; `turn` f32 [rotary_dim / 2, 2]."""
     half = turn.shape[0]
     for i in range(half):
-        a, b = (2 * i, 2 * i + 1) if interleaved else (i, i + half)
-        x, y, cos, sin = head[a], head[b], turn[i, 0], turn[i, 1]
-        head[a] = x * cos - y * sin
-        head[b] = x * sin + y * cos
+        a = start + (2 * i if interleaved else i)
+        b = a + (1 if interleaved else half)
+        x, y, cos, sin = row[a], row[b], turn[i, 0], turn[i, 1]
+        row[a] = x * cos - y * sin
+        row[b] = x * sin + y * cos
 
 
 @njit(nogil=True)
-def _rows(qkv, positions, slots, rope, interleaved, q_heads, keys, values, first, step):
-    kv_heads, dim = keys.shape[1], keys.shape[2]
-    for r in range(first, qkv.shape[0], step):
-        turn, page, offset = rope[positions[r]], slots[r] // BLOCK, slots[r] % BLOCK
+def chunk(job, index, scratch):
+    """Up to ROWS rows; `job` int64 words as written by `rope_write`."""
+    rows, dim, q_heads, kv_heads, half, interleaved = job[8], job[9], job[10], job[11], job[12], job[13]
+    width = (q_heads + 2 * kv_heads) * dim
+    positions, slots = carray(i32_pointer(job[2]), rows), carray(i64_pointer(job[3]), rows)
+    for r in range(index * ROWS, min(rows, (index + 1) * ROWS)):
+        row = carray(f32_pointer(job[1] + r * width * 4), width)
+        turn = carray(f32_pointer(job[4] + positions[r] * half * 8), (half, 2))
+        page, offset = slots[r] // BLOCK * kv_heads * dim * BLOCK, slots[r] % BLOCK
         for h in range(q_heads + kv_heads):
-            _rotate(qkv[r, h * dim : (h + 1) * dim], turn, interleaved)
+            _rotate(row, h * dim, turn, interleaved)
         for h in range(kv_heads):
-            k, value = (q_heads + h) * dim, (q_heads + kv_heads + h) * dim
+            to, k, v = (page + h * dim * BLOCK) * 4, (q_heads + h) * dim, (q_heads + kv_heads + h) * dim
+            keys, values = carray(f32_pointer(job[5] + to), (dim, BLOCK)), carray(f32_pointer(job[6] + to), (BLOCK, dim))
             for d in range(dim):
-                keys[page, h, d, offset] = qkv[r, k + d]
-                values[page, h, offset, d] = qkv[r, value + d]
+                keys[d, offset] = row[k + d]
+                values[offset, d] = row[v + d]
 
 
 @njit(nogil=True)
-def rope_write_serial(qkv, positions, slots, rope, interleaved, q_heads, keys, values):
+def rope_write(team, qkv, positions, slots, rope, interleaved, q_heads, keys, values):
     """Rotate queries and keys of qkv f32 [R, (q_heads + 2 kv_heads) * head_dim] in place; write keys and values to int64 `slots`."""
-    _rows(qkv, positions, slots, rope, interleaved, q_heads, keys, values, 0, 1)
-
-
-@njit(parallel=True, nogil=True)
-def rope_write_parallel(qkv, positions, slots, rope, interleaved, q_heads, keys, values, parts):
-    """The same, rows shared among `parts` threads."""
-    for part in prange(parts):
-        _rows(qkv, positions, slots, rope, interleaved, q_heads, keys, values, part, parts)
+    rows, job = qkv.shape[0], team[JOB:]
+    job[0], job[1], job[2], job[3], job[4] = ROPE, address(qkv), address(positions), address(slots), address(rope)
+    job[5], job[6], job[8], job[9], job[10] = address(keys), address(values), rows, keys.shape[2], q_heads
+    job[11], job[12], job[13] = keys.shape[1], rope.shape[1], interleaved
+    if rows <= ROWS:
+        chunk(job, 0, 0)
+    else:
+        share(team, (rows + ROWS - 1) // ROWS)

@@ -12,12 +12,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit, prange, types
+from numba import carray, njit, types
 
 from power_lab.kernels.numba import noise
 from power_lab.kernels.numba import vector as v
-from power_lab.kernels.numba.attention import exp
-from power_lab.kernels.numba.vector import F32, I32, I64, Builder, Span, Value, address
+from power_lab.kernels.numba.team import JOB, SAMPLE, share
+from power_lab.kernels.numba.vector import F32, I32, I64, Builder, Span, Value, address, f32_pointer, f64_pointer, i32_pointer, i64_pointer
 
 BINS = 2048
 PER_UNIT = 64  # bins per unit of logit
@@ -100,6 +100,7 @@ def _emit_scale(b: Builder, logits: Value, count: Value, temperature: Value, out
 
 argmax = v.routine("argmax", types.int64, [types.int64] * 2, _emit_argmax)
 draw = v.routine("draw", types.int64, [types.int64] * 2 + [types.float32] * 2 + [types.int64] * 3, _emit_draw)
+exp = v.routine("exp", types.float32, [types.float32], v.exp)
 scale = v.routine("scale", types.void, [types.int64] * 2 + [types.float32, types.int64], _emit_scale)
 
 
@@ -230,19 +231,33 @@ def _draw_row(logits, temperature, k, p, min_p, seed, position, y, ids, counts, 
     return draw(address(logits), vocabulary, temperature, value, last, seed, position)
 
 
-@njit(parallel=True, nogil=True)
-def sample(logits, controls, seeds, history, spans, bias_ids, bias_values, tokens, z, ids, counts, masses):
+@njit(nogil=True)
+def chunk(job, index, scratch):
+    """One row; `job` int64 words as written by `sample`. The member's own scratch is told by `scratch`, its number here."""
+    vocabulary, row, member = job[2], index, scratch
+    logits = carray(f32_pointer(job[1] + row * vocabulary * 4), vocabulary)
+    temperature, k, p, min_p, repetition, presence = carray(f32_pointer(job[3] + row * 24), 6)
+    seed, position = carray(i64_pointer(job[4] + row * 16), 2)
+    spans = carray(i64_pointer(job[6] + row * 40), 5)
+    z = carray(f32_pointer(job[10] + member * vocabulary * 8), (2, vocabulary))
+    source = logits
+    if repetition != 1 or presence != 0 or spans[3] != spans[4]:
+        source = z[0]
+        history, bias_ids, bias_values = (carray(i32_pointer(job[5]), spans[2]), carray(i32_pointer(job[7]), spans[4]), carray(f32_pointer(job[8]), spans[4]))
+        _penalise(logits, source, history, spans[:3], repetition, presence, bias_ids, bias_values, spans[3:])
+    ids = carray(i32_pointer(job[11] + member * vocabulary * 4), vocabulary)
+    counts, masses = carray(i64_pointer(job[12] + member * BINS * 8), BINS), carray(f64_pointer(job[13] + member * BINS * 8), BINS)
+    token = _draw_row(source, temperature, int(k), p, min_p, seed, position, z[1], ids, counts, masses)
+    carray(i32_pointer(job[9]), row + 1)[row] = token
+
+
+@njit(nogil=True)
+def sample(team, logits, controls, seeds, history, spans, bias_ids, bias_values, tokens, z, ids, counts, masses):
     """logits f32 [Q, V]; controls f32 [Q, 6]: temperature, top-k, top-p, min-p, repetition, presence; seeds int64 [Q, 2]: seed, position;
     spans int64 [Q, 5]: of history, then of biases; scratch of each thread: z f32 [2, V], ids int32 [V], counts int64, masses f64 [BINS].
     """
-    parts = z.shape[0]
-    for part in prange(parts):
-        for row in range(part, logits.shape[0], parts):
-            temperature, k, p, min_p, repetition, presence = controls[row]
-            source = logits[row]
-            if repetition != 1 or presence != 0 or spans[row, 3] != spans[row, 4]:
-                source = z[part, 0]
-                _penalise(logits[row], source, history, spans[row, :3], repetition, presence, bias_ids, bias_values, spans[row, 3:])
-            tokens[row] = _draw_row(
-                source, temperature, int(k), p, min_p, seeds[row, 0], seeds[row, 1], z[part, 1], ids[part], counts[part], masses[part]
-            )
+    job = team[JOB:]
+    job[0], job[1], job[2], job[3], job[4] = SAMPLE, address(logits), logits.shape[1], address(controls), address(seeds)
+    job[5], job[6], job[7], job[8], job[9] = address(history), address(spans), address(bias_ids), address(bias_values), address(tokens)
+    job[10], job[11], job[12], job[13] = address(z), address(ids), address(counts), address(masses)
+    share(team, logits.shape[0])

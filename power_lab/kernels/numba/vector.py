@@ -78,6 +78,12 @@ def store(b: Builder, value: Value, pointer: Value) -> None:
     b.store(value, b.bitcast(pointer, value.type.as_pointer()), align=1)
 
 
+def prefetch(b: Builder, pointer: Value) -> None:
+    """Ask for the cache line of an address that will be read soon; any address is allowed."""
+    hint = [ir.Constant(I32, value) for value in (0, 3, 1)]  # a read, to the nearest cache, of data
+    call(b, "llvm.prefetch.p0", ir.VoidType(), (pointer, *hint))
+
+
 def first_lanes(b: Builder, count: Value, lanes: int = LANES) -> Value:
     """Mask of the lanes below `count` (int64)."""
     return b.icmp_signed("<", ir.Constant(vec(I64, lanes), list(range(lanes))), splat(b, count, lanes))
@@ -250,6 +256,41 @@ def variable(b: Builder, type: ir.Type, initial: Value | None = None) -> Value:
     return slot
 
 
+def routine(name: str, result: Any, arguments: Sequence[Any], emit: Callable[..., Value | None]) -> Any:
+    """Wrap `emit(builder, *values) -> value | None` as a function that kernels can call with exactly these argument types.
+
+    It becomes one LLVM function of that name in each module and is never inlined: kernels that call it in many places stay quick to compile.
+    """
+
+    def typing(typing_context: Any, *given: Any) -> Any:
+        def codegen(context: Any, b: Builder, signature: Any, args: Any) -> Value:
+            function = _define(b, name, [a.type for a in args], context.get_value_type(result), emit)
+            value = b.call(function, args)
+            return context.get_dummy_value() if result is types.void else value
+
+        return result(*arguments), codegen
+
+    # Numba learns the number of arguments from the signature.
+    parameters = [Parameter(f"a{i}", Parameter.POSITIONAL_ONLY) for i in range(len(arguments) + 1)]
+    typing.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    typing.__name__ = typing.__qualname__ = name
+    return intrinsic(typing)
+
+
+def _define(b: Builder, name: str, arguments: list[ir.Type], result: ir.Type, emit: Callable[..., Value | None]) -> Value:
+    """The function `power_lab.name` of the module that is being built."""
+    name, nothing = f"power_lab.{name}", result == ir.VoidType() or isinstance(result, ir.PointerType)
+    if name in b.module.globals:
+        return b.module.globals[name]
+    function = ir.Function(b.module, ir.FunctionType(ir.VoidType() if nothing else result, arguments), name)
+    function.linkage = "linkonce_odr"
+    function.attributes.add("noinline")
+    inner = ir.IRBuilder(function.append_basic_block("entry"))
+    value = emit(inner, *function.args)
+    inner.ret_void() if nothing else inner.ret(value)
+    return function
+
+
 @intrinsic
 def address(typing_context: Any, array: Any) -> Any:
     """The int64 address of an array's first element."""
@@ -261,18 +302,20 @@ def address(typing_context: Any, array: Any) -> Any:
     return types.int64(array), codegen
 
 
-def routine(name: str, result: Any, arguments: Sequence[Any], emit: Callable[..., Value | None]) -> Any:
-    """Wrap `emit(builder, *values) -> value | None` as a function that kernels can call with exactly these argument types."""
-
-    def typing(typing_context: Any, *given: Any) -> Any:
+def _pointer(element: Any) -> Any:
+    @intrinsic
+    def pointer(typing_context: Any, at: Any) -> Any:
         def codegen(context: Any, b: Builder, signature: Any, args: Any) -> Value:
-            value = emit(b, *args)
-            return context.get_dummy_value() if value is None else value
+            return b.inttoptr(args[0], context.get_value_type(signature.return_type))
 
-        return result(*arguments), codegen
+        return types.CPointer(element)(types.int64), codegen
 
-    # Numba learns the number of arguments from the signature.
-    parameters = [Parameter(f"a{i}", Parameter.POSITIONAL_ONLY) for i in range(len(arguments) + 1)]
-    typing.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
-    typing.__name__ = typing.__qualname__ = name
-    return intrinsic(typing)
+    return pointer
+
+
+f32_pointer, f64_pointer, i32_pointer, i64_pointer = (_pointer(t) for t in (types.float32, types.float64, types.int32, types.int64))
+"""An address as a typed pointer, for `numba.carray`."""
+
+f32_bits = routine("f32_bits", types.int64, [types.float32], lambda b, x: b.zext(b.bitcast(x, I32), I64))
+f32_from_bits = routine("f32_from_bits", types.float32, [types.int64], lambda b, x: b.bitcast(b.trunc(x, I32), F32))
+"""Floats travel in a job's int64 words as their bits."""

@@ -1,0 +1,62 @@
+"""What a member of the team does: take chunks of the current job until there are none."""
+
+from __future__ import annotations
+
+from numba import carray, njit
+
+from power_lab.kernels.numba import attention, linear, logprobs, norm, rope, sample
+from power_lab.kernels.numba import team as t
+from power_lab.kernels.numba.vector import i64_pointer
+
+linear_chunk, attention_chunk, norm_chunk = linear.chunk, attention.chunk, norm.chunk
+rope_chunk, sample_chunk, logprobs_chunk = rope.chunk, sample.chunk, logprobs.chunk
+
+
+@njit(nogil=True, inline="always")
+def _run(team, index, member):
+    block = carray(i64_pointer(team), t.ASLEEP)
+    job, scratch = block[t.JOB :], block[t.SCRATCH] + member * block[t.PITCH]
+    if job[0] == t.LINEAR:
+        linear_chunk(job, index, scratch)
+    elif job[0] == t.ATTENTION:
+        attention_chunk(job, index, scratch)
+    elif job[0] == t.NORM:
+        norm_chunk(job, index, scratch)
+    elif job[0] == t.ROPE:
+        rope_chunk(job, index, scratch)
+    elif job[0] == t.SAMPLE:
+        sample_chunk(job, index, member)
+    else:
+        logprobs_chunk(job, index, scratch)
+
+
+@njit(nogil=True, inline="always")
+def _take(team, member):
+    """Run one chunk, if any is left."""
+    seen = t.read(team, t.TICKET)
+    if seen & 0xFFFFFFFF >= seen >> 32:
+        return False
+    ticket = t.increment(team, t.TICKET)
+    if ticket & 0xFFFFFFFF >= ticket >> 32:
+        return False
+    _run(team, ticket & 0xFFFFFFFF, member)
+    t.increment(team, t.DONE)
+    return True
+
+
+def participate(team, member):
+    """Take chunks. The caller (member 0) returns when all chunks of its job are done, a worker when it has been idle for long."""
+    idle = 0
+    while True:
+        if _take(team, member):
+            idle = 0
+            continue
+        if member == 0 and t.read(team, t.DONE) == t.read(team, t.TICKET) >> 32:
+            return
+        if member != 0 and (idle > t.SPINS or t.read(team, t.STOP)):
+            t.write(team, t.ASLEEP + t.WORDS * member, 1)
+            return
+        idle += 1
+        t.pause()
+        if member == 0 and idle > t.PATIENCE:
+            t.yield_core()
