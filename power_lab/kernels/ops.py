@@ -200,3 +200,7 @@ class Ops(Protocol):
     def warm_up(self, progress: Any = None) -> None:
         """Compile (or load from cache) every kernel; `progress(done, total, name)` is called as they come."""
         ...
+
+    def close(self) -> None:
+        """Give back threads and the like. The operations still work afterwards, perhaps slower."""
+        ...

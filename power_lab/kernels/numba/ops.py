@@ -51,6 +51,9 @@ class NumbaOps:
     def digest(self) -> str:
         return self._digest
 
+    def reasons(self) -> tuple[str, ...]:
+        return tuple(filter(None, (f"{self.threading_layer} threads: {self.threading_reason}", self.cache_reason)))
+
     def warm_up(self, progress: Callable[[int, int, str], None] | None = None) -> None:
         total = len(catalogue.ENTRIES) + 1
         self._wake()
