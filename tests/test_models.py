@@ -261,6 +261,11 @@ def test_an_unchanged_file_is_hashed_once(paths: Paths, tmp_path: Path, monkeypa
     path.write_bytes(CONTENT)
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
     assert models.resolve(str(path), paths).sha256 == TINY.sha256, "touched: read again"
+    other = tmp_path / "other"
+    other.write_bytes(b"gguf" + CONTENT[4:])
+    os.utime(other, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+    other.replace(path)
+    assert models.resolve(str(path), paths).sha256 == changed, "another file of the same size and time"
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"x": 1}', "null", "\xff"])

@@ -164,6 +164,12 @@ def test_a_continuation_leaves_the_tokens_before_it_alone(template: str, end: in
     assert model.continuation([*said, end], "next <|im_end|>", chat).count(259) == closed.count(259)
 
 
+def test_a_continuation_keeps_what_the_template_puts_before_the_end_token() -> None:
+    signed = tokenizer("{% for m in messages %}{{ m.content }} END{{ eos_token }}{% endfor %}")
+    tail = [*b" END", 257, *b"next END", 257]
+    assert signed.continuation([1, 257], "next") == signed.continuation([1], "next") == tail
+
+
 def test_a_continuation_refuses_templates_that_change_answers() -> None:
     for template in [
         "{% for m in messages %}{{ m.content | upper if m.role == 'assistant' else m.content }}{% endfor %}",

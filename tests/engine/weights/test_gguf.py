@@ -223,11 +223,12 @@ def test_what_is_no_file_is_refused(folder: Path) -> None:
 
 
 def test_every_truncation_is_refused(folder: Path) -> None:
-    whole = bytes(small())
-    opened(folder, whole)
-    for length in range(len(whole)):
-        with pytest.raises(ModelFileError):
-            opened(folder, whole[:length])
+    ending_in_a_string = bytes(Gguf([pair("k", ARRAY, (STRING, ["some", "strings"]))], alignment=1))
+    for whole in (bytes(small()), ending_in_a_string):
+        opened(folder, whole)
+        for length in range(len(whole)):
+            with pytest.raises(ModelFileError):
+                opened(folder, whole[:length])
 
 
 WHOLE = bytes(small())
