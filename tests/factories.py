@@ -157,6 +157,7 @@ def run_record(
         rounds=tuple(rounds),
         steps=tuple(steps),
         engine=engine_facts(),
+        draft_pieces={token: f"<draft {token}>" for entry in rounds for token in entry.rejected},
     )
     return msgspec.structs.replace(record, **changes)
 

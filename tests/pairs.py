@@ -31,5 +31,3 @@ def all_pairs(axes: Mapping[str, Sequence[Any]], seed: int = 0) -> list[dict[str
         open_pairs -= {(x, best[x], y, best[y]) for x, y in itertools.combinations(names, 2)}
         cases.append({name: axes[name][index] for name, index in best.items()})
     return cases
-
-

@@ -121,7 +121,9 @@ def loaded(shape: Shape, ops: Ops) -> Loaded:
 
 def engine(shape: Shape, ops: Ops, **settings: Any) -> Engine:
     """A tiny engine that the caller steps."""
-    options = {"threaded": False} | {key: settings.pop(key) for key in ("observer", "threaded", "clock") if key in settings}
+    options = {"threaded": False} | {
+        key: settings.pop(key) for key in ("observer", "threaded", "clock") if key in settings
+    }
     config = EngineConfig(**{"kv_tokens": 2048, "step_tokens": 256, **settings})
     return Engine(config, loaded=loaded(shape, ops), **options)
 

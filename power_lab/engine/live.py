@@ -150,6 +150,7 @@ class Live:
             rounds=tuple(self.rounds),
             steps=tuple(self.steps),
             engine=facts,
+            draft_pieces={token: self._tokenizer.piece(token) for r in self.rounds for token in r.rejected},
         )
 
 

@@ -115,7 +115,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         id: request number in its engine.
         prompt_tokens, tokens: token ids in and out; text: the output text, cut at a stop string.
-        pieces: text of each output token as it decodes alone (for display).
+        pieces: text of each output token as it decodes alone (for display); draft_pieces: the same for rejected drafts, by token id.
         finish: `stop`, `length`, `cancelled`, `deadline` or `error`; finish_detail: the stop string, token or error message.
         params: the sampling parameters with the seed that was used, as plain values; namespace: the cache key given.
         cached: prompt tokens served by the prefix cache; preemptions: how often the request was preempted.
@@ -141,6 +141,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     rounds: tuple[Round, ...]
     steps: tuple[Step, ...]
     engine: EngineFacts
+    draft_pieces: dict[int, str] = {}
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True):

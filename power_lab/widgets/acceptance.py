@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from html import escape
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 from power_lab.engine.trace import Round, RunRecord
-from power_lab.errors import PowerLabError
 from power_lab.evidence.dataset import check, kinds_of
 from power_lab.run import Run
 from power_lab.widgets.palette import TOKENS, legend
@@ -21,22 +19,19 @@ from power_lab.widgets.view import View
 if TYPE_CHECKING:
     import xarray
 
-Decoder = Callable[[Sequence[int]], Sequence[str]]
-
 
 class Acceptance(View):
     """Rounds as rows of tokens.
 
     Args:
         run: the run to show. Raises EvidenceError if its record contradicts itself.
-        decode: text of each of some token ids, asked once for the drafts that were never emitted; without it they show their id.
         rows: most table rows drawn; the dataset has all rounds.
     """
 
-    def __init__(self, run: Run, decode: Decoder | None = None, rows: int = 300) -> None:
+    def __init__(self, run: Run, rows: int = 300) -> None:
         check(run.record)
         self.run = run
-        self._pieces = _pieces(run.record, decode)
+        self._pieces = _pieces(run.record)
         self._rows = rows
         super().__init__()
 
@@ -66,15 +61,10 @@ class Acceptance(View):
         )
 
 
-def _pieces(record: RunRecord, decode: Decoder | None) -> dict[int, str]:
-    """Text of every token id that the run names. An engine that is gone costs the text of rejected drafts, not the view."""
-    known = dict(zip(record.tokens, record.pieces, strict=True))
-    unknown = sorted({token for entry in record.rounds for token in entry.rejected} - known.keys())
-    texts: Sequence[str] = [f"#{token}" for token in unknown]
-    if unknown and decode is not None:
-        with suppress(PowerLabError):
-            texts = decode(unknown)
-    return known | dict(zip(unknown, texts, strict=True))
+def _pieces(record: RunRecord) -> dict[int, str]:
+    """Text of every token id that the run names."""
+    named = {token: f"#{token}" for entry in record.rounds for token in entry.drafted}
+    return named | record.draft_pieces | dict(zip(record.tokens, record.pieces, strict=True))
 
 
 @dataclass(slots=True)

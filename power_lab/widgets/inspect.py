@@ -18,8 +18,7 @@ class Inspect:
     """Makes inspectors and closes the ones that nobody needs, since ipywidgets keeps every open widget for ever.
 
     Args:
-        lab: its `engine`, or it itself, has `blocks() -> tuple[BlockState, ...]`. Where it has `pieces(token_ids) -> texts`, drafts
-            that were never emitted show their text; that call raises a PowerLabError instead of loading a model.
+        lab: its `engine`, or it itself, has `blocks() -> tuple[BlockState, ...]`.
     """
 
     def __init__(self, lab: Any) -> None:
@@ -35,7 +34,7 @@ class Inspect:
         """
         from power_lab.widgets.acceptance import Acceptance
 
-        return self._keep(Acceptance(run, decode=getattr(self._lab, "pieces", None), rows=rows))
+        return self._keep(Acceptance(run, rows=rows))
 
     def blocks(self, live: bool = False) -> Blocks:
         """The engine's KV blocks: free, in use, shared, cached, and whose they are.
