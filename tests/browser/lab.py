@@ -139,13 +139,16 @@ class LabPage:
         ready = f"() => {{ const s = ({_STATE})(); return s && s.status === 'idle' && !s.running; }}"
         self.page.wait_for_function(ready, timeout=timeout * 1000)
 
-    def show_cell(self, index: int) -> None:
-        """Scroll a cell, counted from 0 among all cells, to the top."""
+    def show(self, source: str) -> Any:
+        """Scroll to the code cell whose source begins with `source`; returns the place of its output on the page."""
+        cells = self.state()["cells"]
+        index = next(i for i, cell in enumerate(cells) if "".join(cell["source"]).startswith(source))
         self.page.evaluate(
             "async i => { const n = window.jupyterapp.shell.currentWidget.content;"
             " n.activeCellIndex = i; await n.scrollToItem(i, 'start'); }",
             index,
         )
+        return self.page.locator(".jp-Notebook-cell.jp-mod-active .jp-Cell-outputWrapper")
 
     def theme(self, name: str) -> None:
         """Switch to `JupyterLab Light` or `JupyterLab Dark` and wait for its colours."""
