@@ -54,6 +54,7 @@ def at_once(text: str, stops: tuple[str, ...]) -> tuple[str, str | None]:
 @given(RAW, st.lists(st.integers(0, 100), max_size=8), st.lists(st.integers(0, 100), max_size=8), STOPS)
 @example(b"ab", [], [], ("b", "ab"))
 @example("日".encode(), [1, 2], [], ())
+@example(b"\xf0\x00", [1], [], ("\ufffd",))
 @settings(max_examples=1000, deadline=None)
 def test_any_cut_streams_the_same_text(
     raw: bytes, tokens: list[int], pushes: list[int], stops: tuple[str, ...]
@@ -80,10 +81,15 @@ def test_any_cut_streams_the_same_text(
     assert decoder.flush() == ""
 
 
+MORE = [
+    first + b"\x80" * n for first in (b"\x80", b"\x90", b"\xa0") for n in range(3)
+]  # ends of all kinds of characters
+
+
 def certain(raw: bytes) -> str:
     """What of a text's beginning no later byte can change."""
     for keep in range(len(raw), max(-1, len(raw) - 4), -1):
-        tails = (raw[keep:] + more for more in (b"", b"\x80", b"\x80\x80", b"\x80\x80\x80", b"a"))
+        tails = (raw[keep:] + more for more in (b"", b"a", *MORE))
         heads = {(raw[:keep] + tail).decode("utf-8", "replace") for tail in tails}
         sure = raw[:keep].decode("utf-8", "replace")
         if all(head.startswith(sure) for head in heads):
