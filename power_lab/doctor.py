@@ -5,7 +5,6 @@ Nothing here imports torch, which takes seconds: versions are read from the pack
 
 from __future__ import annotations
 
-import ctypes
 import os
 import platform
 import shutil
@@ -216,18 +215,6 @@ def pip(paths: Paths) -> tuple[Status, str, str]:
     return "warn", "this environment has no pip", remedy
 
 
-def openmp(paths: Paths) -> tuple[Status, str, str]:
-    """The GNU OpenMP library, Numba's faster threading layer; without it Numba uses its own pool."""
-    if sys.platform != "linux":
-        return "ok", "not looked for on this system", ""
-    try:
-        ctypes.CDLL("libgomp.so.1")
-    except OSError:
-        remedy = "On Debian: sudo apt-get install libgomp1"
-        return "warn", "libgomp.so.1 not found; Numba falls back to its own threads", remedy
-    return "ok", "libgomp.so.1", ""
-
-
 def model(paths: Paths) -> tuple[Status, str, str]:
     """The default model and its SHA-256, which is computed once and remembered while the file stays as it is."""
     from power_lab.models import list_models, resolve
@@ -308,7 +295,6 @@ CHECKS: dict[str, Callable[[Paths], tuple[Status, str, str]]] = {
     "packages": packages,
     "ipykernel": ipykernel,
     "pip": pip,
-    "OpenMP": openmp,
     "GPU": gpu,
     "default model": model,
     "Jupyter kernel": kernelspec,

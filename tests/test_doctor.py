@@ -144,14 +144,6 @@ def test_no_pip(paths, monkeypatch):
     assert "ensurepip" in remedy
 
 
-def test_no_openmp(paths, monkeypatch):
-    def absent(_):
-        raise OSError
-
-    monkeypatch.setattr(doctor.ctypes, "CDLL", absent)
-    assert doctor.openmp(paths)[0] == "warn"
-
-
 class TestModel:
     def test_absent(self, paths):
         status, _, remedy = doctor.model(paths)

@@ -26,6 +26,9 @@ FLAGS = [
 ]
 EXTRA_OPTIONS = ["--LabApp.expose_app_in_browser=True", "--LabApp.extension_manager=readonly"]
 
+OUTPUT = ".jp-Notebook-cell.jp-mod-active .jp-Cell-outputArea"
+"""The output of the active cell."""
+
 # The page is driven through JupyterLab's own commands and read through its own models: no guessing at markup.
 _STATE = """() => {
   const notebook = window.jupyterapp?.shell.currentWidget?.context ? window.jupyterapp.shell.currentWidget : null;
@@ -148,7 +151,14 @@ class LabPage:
             " n.activeCellIndex = i; await n.scrollToItem(i, 'start'); }",
             index,
         )
-        return self.page.locator(".jp-Notebook-cell.jp-mod-active .jp-Cell-outputWrapper")
+        return self.page.locator(OUTPUT)
+
+    def accessibility(self, selector: str) -> list[str]:
+        """What axe finds wrong inside `selector`: rule and markup. JupyterLab's own parts are JupyterLab's affair."""
+        from axe_playwright_python.sync_playwright import Axe
+
+        found = Axe().run(self.page, context=selector).response["violations"]
+        return [f"{rule['id']}: {node['html'][:200]}" for rule in found for node in rule["nodes"]]
 
     def theme(self, name: str) -> None:
         """Switch to `JupyterLab Light` or `JupyterLab Dark` and wait for its colours."""

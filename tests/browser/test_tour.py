@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.browser.lab import OUTPUT
+
 
 @pytest.mark.timeout(600)
 def test_the_tour_runs_from_top_to_bottom(lab_page):
@@ -23,4 +25,7 @@ def test_the_tour_runs_from_top_to_bottom(lab_page):
     ]:
         output = lab_page.show(source)
         output.filter(has_text=words).wait_for()
+        for theme in ("Light", "Dark"):
+            lab_page.theme(f"JupyterLab {theme}")
+            assert lab_page.accessibility(OUTPUT) == [], f"{source} in the {theme.lower()} theme"
         lab_page.picture(f"tour-{source.split()[0].strip('=').replace('.', '-')}")
