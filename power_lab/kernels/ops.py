@@ -167,7 +167,9 @@ class Ops(Protocol):
         """f32 [positions, rotary_dim / 2, 2]: cosine and sine, computed in f64."""
         ...
 
-    def rope_write(self, qkv: Array, batch: Batch, rope: Array, interleaved: bool, q_heads: int, cache: KVCache) -> None:
+    def rope_write(
+        self, qkv: Array, batch: Batch, rope: Array, interleaved: bool, q_heads: int, cache: KVCache
+    ) -> None:
         """Rotate the queries in place and write rotated keys and values to their slots.
 
         qkv f32 [R, (q_heads + 2 * kv_heads) * head_dim]. Pairs are (2i, 2i+1) when `interleaved` (GGUF's Llama order), else

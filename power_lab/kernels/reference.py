@@ -54,7 +54,9 @@ def rope(heads: Tensor, turn: Tensor, interleaved: bool) -> Tensor:
     """Rotate [R, H, D] by `turn` [R, rotary_dim / 2, 2]; dimensions beyond rotary_dim pass."""
     half = turn.shape[1]
     out = heads.double().clone()
-    first, second = (slice(0, 2 * half, 2), slice(1, 2 * half, 2)) if interleaved else (slice(0, half), slice(half, 2 * half))
+    first, second = slice(0, half), slice(half, 2 * half)
+    if interleaved:
+        first, second = slice(0, 2 * half, 2), slice(1, 2 * half, 2)
     a, b, cos, sin = heads[..., first].double(), heads[..., second].double(), turn[:, None, :, 0], turn[:, None, :, 1]
     out[..., first], out[..., second] = a * cos - b * sin, a * sin + b * cos
     return out
@@ -93,7 +95,9 @@ def gumbel(seed: int, position: int, token: int) -> float:
     return float(-np.log(-np.log1p(-u)))
 
 
-def penalise(logits: Tensor, history: list[int], generated: list[int], repetition: float, presence: float, bias: dict[int, float]) -> Tensor:
+def penalise(
+    logits: Tensor, history: list[int], generated: list[int], repetition: float, presence: float, bias: dict[int, float]
+) -> Tensor:
     """f64 [V]: repetition over `history` (which includes `generated`), presence over `generated`, then biases."""
     z = logits.double().clone()
     for token in set(history):

@@ -40,9 +40,14 @@ def select(device: str, mode: str, threads: int, cache_dir: Path) -> Ops:
     Raises:
         ConfigError: naming `device`, `mode` or `threads`.
     """
-    for key, value, known in (("device", device, {d for d, _ in TABLE}), ("mode", mode, {m for d, m in TABLE if d == device})):
+    for key, value, known in (
+        ("device", device, {d for d, _ in TABLE}),
+        ("mode", mode, {m for d, m in TABLE if d == device}),
+    ):
         if value not in known:
             raise ConfigError(key, f"{value!r} has no kernels.", f"Use one of {', '.join(sorted(known))}.")
     if threads < 1:
-        raise ConfigError("threads", f"{threads} is not a thread count.", "Use 1 or more; the number of cores is a good start.")
+        raise ConfigError(
+            "threads", f"{threads} is not a thread count.", "Use 1 or more; the number of cores is a good start."
+        )
     return TABLE[device, mode](threads, cache_dir)

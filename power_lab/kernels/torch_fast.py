@@ -28,7 +28,9 @@ class TorchFastOps(NumbaOps):
         torch.set_num_threads(threads)
         self._torch = torch
         self._unpacked: dict[tuple[Weight, ...], Any] = {}
-        self._digest = hashlib.sha256(f"power-lab/arithmetic/torch-fast/1|{torch.__version__}|{super().digest()}".encode()).hexdigest()
+        self._digest = hashlib.sha256(
+            f"power-lab/arithmetic/torch-fast/1|{torch.__version__}|{super().digest()}".encode()
+        ).hexdigest()
 
     def linear(self, x: Array, weights: tuple[Weight, ...], out: Array) -> None:
         self._torch.mm(self._torch.from_numpy(x), self._matrix(weights).T, out=self._torch.from_numpy(out))

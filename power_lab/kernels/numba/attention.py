@@ -14,8 +14,18 @@ import numpy as np
 from numba import carray, njit, types
 
 from power_lab.kernels.numba import vector as v
-from power_lab.kernels.numba.team import ATTENTION, JOB, share
-from power_lab.kernels.numba.vector import F32, LANES, Builder, Span, Value, address, f32_bits, f32_from_bits, i32_pointer
+from power_lab.kernels.numba.team import ATTENTION, share
+from power_lab.kernels.numba.vector import (
+    F32,
+    LANES,
+    Builder,
+    Span,
+    Value,
+    address,
+    f32_bits,
+    f32_from_bits,
+    i32_pointer,
+)
 from power_lab.kernels.ops import BLOCK, SPLIT
 
 PLAN = f"scores: fma over head_dim; splits of {SPLIT}: exp(s - max), tree sum, values: fma over keys; splits in order"
@@ -70,7 +80,9 @@ def _emit_soften(b: Builder, scores: Value, scale: Value, count: Value, stats: V
     v.store(b, v.tree_sums(b, [b.load(total)])[0], v.at(b, stats, 4))
 
 
-def _emit_weigh(b: Builder, e: Value, values: Value, dim: Value, lanes: Value, count: Value, acc: Value, *, heads: int, wide: int) -> None:
+def _emit_weigh(
+    b: Builder, e: Value, values: Value, dim: Value, lanes: Value, count: Value, acc: Value, *, heads: int, wide: int
+) -> None:
     """acc[h, :] += sum_i e[h, i] * values[i, :] over the first `count` keys of a page, for one strip of `wide` vectors.
 
     A strip of one vector may be partial: only its first `lanes` are touched. Row pitches: e SPLIT, values and acc `dim`.
@@ -112,7 +124,9 @@ def _emit_combine(b: Builder, stats: Value, acc: Value, running: Value, total: V
             write(v.fma(b, read(stats, 4), new, b.fmul(read(running, 4), old)), running, 4)
             write(top, running, 0)
             olds, news = v.splat(b, old), v.splat(b, new)
-            v.sweep(b, dim, lambda span: span.store(v.fma(b, span.load(acc), news, b.fmul(span.load(total), olds)), total))
+            v.sweep(
+                b, dim, lambda span: span.store(v.fma(b, span.load(acc), news, b.fmul(span.load(total), olds)), total)
+            )
 
 
 def _emit_finish(b: Builder, total: Value, running: Value, dim: Value, out: Value) -> None:
@@ -125,7 +139,9 @@ def _scores(heads: int) -> Any:
 
 
 def _weigh(heads: int, wide: int) -> Any:
-    return v.routine(f"weigh_{heads}_{wide}", types.void, [types.int64] * 6, partial(_emit_weigh, heads=heads, wide=wide))
+    return v.routine(
+        f"weigh_{heads}_{wide}", types.void, [types.int64] * 6, partial(_emit_weigh, heads=heads, wide=wide)
+    )
 
 
 scores_1, scores_2, scores_3, scores_4 = (_scores(heads) for heads in (1, 2, 3, 4))
@@ -167,7 +183,9 @@ def _page_values(heads, e, values, dim, count, acc):
                 weigh_1(weights, values + d * 4, dim, LANES, count, to + d * 4)
         for d in range(done, dim, LANES):
             for i in range(some):
-                weigh_narrow(weights + i * SPLIT * 4, values + d * 4, dim, min(LANES, dim - d), count, to + (i * dim + d) * 4)
+                weigh_narrow(
+                    weights + i * SPLIT * 4, values + d * 4, dim, min(LANES, dim - d), count, to + (i * dim + d) * 4
+                )
 
 
 @njit(nogil=True, inline="always")
@@ -196,21 +214,22 @@ def _item(q, heads, dim, count, pages, kv_head, page_bytes, scale, keys, values,
 @njit(nogil=True)
 def chunk(job, index, scratch):
     """One row and KV head; `job` int64 words as written by `attention`."""
-    qkv, qkv_pitch, positions, table_of, tables, pages = job[1], job[2], job[3], job[4], job[5], job[6]
-    heads, dim, kv_heads, scale, keys, values, out = job[7], job[8], job[9], f32_from_bits(job[10]), job[11], job[12], job[13]
+    qkv, qkv_pitch, positions, table_of, tables, pages = job[1:7]
+    heads, dim, kv_heads, scale, keys, values, out = job[7:14]
     row, head = index // kv_heads, index % kv_heads
     count = carray(i32_pointer(positions), row + 1)[row] + 1
     table = carray(i32_pointer(tables + carray(i32_pointer(table_of), row + 1)[row] * pages * 4), pages)
     size = heads * dim * 4
     q, to = qkv + row * qkv_pitch + head * size, out + (row * kv_heads + head) * size
-    _item(q, heads, dim, count, table, head, kv_heads * dim * BLOCK * 4, scale, keys, values, to, scratch)
+    _item(
+        q, heads, dim, count, table, head, kv_heads * dim * BLOCK * 4, f32_from_bits(scale), keys, values, to, scratch
+    )
 
 
 @njit(nogil=True)
 def attention(team, qkv, positions, table_of, tables, q_heads, scale, keys, values, out):
     """qkv f32 [R, (q_heads + 2 kv_heads) * head_dim], out f32 [R, q_heads * head_dim]."""
-    kv_heads, dim, job = keys.shape[1], keys.shape[2], team[JOB:]
-    job[0], job[1], job[2], job[3], job[4] = ATTENTION, address(qkv), qkv.shape[1] * 4, address(positions), address(table_of)
-    job[5], job[6], job[7], job[8], job[9] = address(tables), tables.shape[1], q_heads // kv_heads, dim, kv_heads
-    job[10], job[11], job[12], job[13] = f32_bits(np.float32(scale)), address(keys), address(values), address(out)
-    share(team, qkv.shape[0] * kv_heads)
+    kv_heads, dim = keys.shape[1], keys.shape[2]
+    rows = (address(qkv), qkv.shape[1] * 4, address(positions), address(table_of), address(tables), tables.shape[1])
+    shape = (q_heads // kv_heads, dim, kv_heads, f32_bits(np.float32(scale)))
+    share(team, (ATTENTION, *rows, *shape, address(keys), address(values), address(out)), qkv.shape[0] * kv_heads)

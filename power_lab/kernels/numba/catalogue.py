@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from numba import types
 
 from power_lab.kernels.numba import attention, embed, linear, logprobs, norm, rope, sample, work
 
-B, I, F = types.boolean, types.int64, types.float64
+FLAG, WHOLE, REAL = types.boolean, types.int64, types.float64
 
 
 def _array(element: types.Type, dims: int) -> types.Array:
@@ -25,16 +25,25 @@ l1, l2 = (_array(types.int64, dims) for dims in (1, 2))
 d2 = _array(types.float64, 2)
 
 ENTRIES: dict[str, tuple[Any, tuple[types.Type, ...]]] = {
-    "linear": (linear.linear, (l1, f2, l2, f2, I)),
-    "attention": (attention.attention, (l1, f2, i1, i1, i2, I, F, f4, f4, f2)),
-    "norm": (norm.norm, (l1, f2, f2, f1, F, f2)),
-    "rope_write": (rope.rope_write, (l1, f2, i1, l1, f3, B, I, f4, f4)),
+    "linear": (linear.linear, (l1, f2, l2, f2, WHOLE)),
+    "attention": (attention.attention, (l1, f2, i1, i1, i2, WHOLE, REAL, f4, f4, f2)),
+    "norm": (norm.norm, (l1, f2, f2, f1, REAL, f2)),
+    "rope_write": (rope.rope_write, (l1, f2, i1, l1, f3, FLAG, WHOLE, f4, f4)),
     "embed": (embed.embed, (l2, i1, f2, f2)),
     "gather": (embed.gather, (f2, i1, f2)),
     "sample": (sample.sample, (l1, f2, f2, l2, i1, l2, i1, f1, i1, f3, i2, l2, d2)),
     "logprobs": (logprobs.logprobs, (l1, f2, i1, f1, i2, f2)),
 }
 """name -> (kernel, argument types). Python numbers arrive as int64 and float64; kernels round the latter to f32 themselves."""
+
+
+def compile_entries(progress: Callable[[int, int, str], None] | None) -> None:
+    """Compile each entry, or load it, for its argument types only: a call with others is then an error, not a silent misreading."""
+    for done, (name, (kernel, signature)) in enumerate(ENTRIES.items(), start=2):
+        kernel.compile(signature)
+        kernel.disable_compile()
+        if progress is not None:
+            progress(done, len(ENTRIES) + 1, name)
 
 
 def compile_work(folder: Path | None) -> Any:

@@ -17,6 +17,8 @@ def embed(weights, ids, out, scratch):
     kind, base, k, pitch = weights[0, 0], weights[0, 1], weights[0, 3], weights[0, 4]
     to = address(scratch)
     for r in range(ids.shape[0]):
+        if not 0 <= ids[r] < weights[0, 2]:
+            raise IndexError("token id outside the embedding table")
         at = base + ids[r] * pitch
         if kind == Q4_1:
             q4_1_row(at, pitch, 1, k, to)
@@ -36,5 +38,7 @@ def embed(weights, ids, out, scratch):
 def gather(x, rows, out):
     """out[i] = x[rows[i]]; x f32 [R, D], rows int32 [Q], out f32 [Q, D]."""
     for i in range(rows.shape[0]):
+        if not 0 <= rows[i] < x.shape[0]:
+            raise IndexError("row outside the step")
         for d in range(x.shape[1]):
             out[i, d] = x[rows[i], d]

@@ -28,7 +28,15 @@ def sources() -> list[Path]:
 def digest() -> str:
     """Hex SHA-256 over instruction path, compiler versions, reduction plans and kernel sources. Threads do not change bits: not in it."""
     h = hashlib.sha256(DOMAIN)
-    parts = [instruction_path(), numba.__version__, llvmlite.__version__, tiles.PLAN, norm.PLAN, rope.PLAN, attention.PLAN]
+    parts = [
+        instruction_path(),
+        numba.__version__,
+        llvmlite.__version__,
+        tiles.PLAN,
+        norm.PLAN,
+        rope.PLAN,
+        attention.PLAN,
+    ]
     for path in sources():
         parts += [path.name, hashlib.sha256(path.read_bytes()).hexdigest()]
     for part in parts:

@@ -13,7 +13,7 @@ from numba import carray, njit, types
 from power_lab.kernels.numba import tiles
 from power_lab.kernels.numba import vector as v
 from power_lab.kernels.numba.formats import PANEL
-from power_lab.kernels.numba.team import JOB, LINEAR, THREADS, share
+from power_lab.kernels.numba.team import LINEAR, THREADS, share
 from power_lab.kernels.numba.vector import LANES, Builder, Span, Value, address, i64_pointer
 from power_lab.kernels.quants import QuantType
 
@@ -28,7 +28,9 @@ f32_4, f16_4, bf16_4, q4_1_4, q8_0_4 = (tiles.tile(kind, 4, 4) for kind in (F32,
 q4_1_2, q8_0_2 = (tiles.tile(kind, 2, 4) for kind in (Q4_1, Q8_0))
 q4_1_8, q8_0_8 = (tiles.tile(kind, 8, 2) for kind in (Q4_1, Q8_0))
 panel_tile = tiles.tile(PANEL, 4, TILE_COLS)
-f32_unpack, f16_unpack, q4_1_unpack, q8_0_unpack, bf16_unpack = (tiles.unpack(kind, TILE_COLS) for kind in (F32, F16, Q4_1, Q8_0, BF16))
+f32_unpack, f16_unpack, q4_1_unpack, q8_0_unpack, bf16_unpack = (
+    tiles.unpack(kind, TILE_COLS) for kind in (F32, F16, Q4_1, Q8_0, BF16)
+)
 
 
 def scratch_floats(cols: int, rows: int) -> int:
@@ -112,7 +114,7 @@ def _direct(kind, x, rows, w, w_pitch, n, k, out, pitch):
 @njit(nogil=True, inline="always")
 def _is_direct(kind, rows):
     """Plain values cost little to unpack, so they have no tile of 8 rows."""
-    return rows <= 4 or (rows <= DIRECT_ROWS and (kind == Q4_1 or kind == Q8_0))
+    return rows <= 4 or (rows <= DIRECT_ROWS and kind in (Q4_1, Q8_0))
 
 
 @njit(nogil=True, inline="always")
@@ -136,7 +138,7 @@ def _columns(n, rows, threads):
 @njit(nogil=True)
 def chunk(job, index, scratch):
     """Work of one chunk: some columns of one weight, for all rows. `job` int64 words as written by `linear`."""
-    x, rows, k, weights, count, out, pitch, gated, threads = job[1], job[2], job[3], job[4], job[5], job[6], job[7], job[8], job[9]
+    x, rows, k, weights, count, out, pitch, gated, threads = job[1:10]
     plan = carray(i64_pointer(weights), (count, 6))
     i, columns = 0, _columns(plan[0, 2], rows, threads)
     while index * columns >= plan[i, 2]:
@@ -165,7 +167,5 @@ def linear(team, x, weights, out, gated):
     for i in range(weights.shape[0] - gated):
         columns = _columns(weights[i, 2], rows, threads)
         chunks += (weights[i, 2] + columns - 1) // columns
-    job = team[JOB:]
-    job[0], job[1], job[2], job[3], job[4] = LINEAR, address(x), rows, x.shape[1], address(weights)
-    job[5], job[6], job[7], job[8], job[9] = weights.shape[0], address(out), out.shape[1] * 4, gated, threads
-    share(team, chunks)
+    sizes, results = (rows, x.shape[1]), (address(out), out.shape[1] * 4)
+    share(team, (LINEAR, address(x), *sizes, address(weights), weights.shape[0], *results, gated, threads), chunks)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from numba import carray, njit, types
 
 from power_lab.kernels.numba import vector as v
-from power_lab.kernels.numba.team import JOB, LOGPROBS, share
+from power_lab.kernels.numba.team import LOGPROBS, share
 from power_lab.kernels.numba.vector import F32, Builder, Span, Value, address, f32_pointer, i32_pointer
 
 
@@ -50,14 +50,17 @@ def _best(logits, ids, values):
 @njit(nogil=True)
 def chunk(job, row, scratch):
     """One row; `job` int64 words as written by `logprobs`."""
-    vocabulary, top = job[2], job[7]
-    at = job[1] + row * vocabulary * 4
+    all_logits, vocabulary, tokens, chosen, all_ids, all_values, top = job[1:8]
+    at = all_logits + row * vocabulary * 4
     logits = carray(f32_pointer(at), vocabulary)
     norm = log_sum_exp(at, vocabulary)
-    token = carray(i32_pointer(job[3]), row + 1)[row]
-    carray(f32_pointer(job[4]), row + 1)[row] = logits[token] - norm
+    token = carray(i32_pointer(tokens), row + 1)[row]
+    carray(f32_pointer(chosen), row + 1)[row] = logits[token] - norm
     if top > 0:
-        ids, values = carray(i32_pointer(job[5] + row * top * 4), top), carray(f32_pointer(job[6] + row * top * 4), top)
+        ids, values = (
+            carray(i32_pointer(all_ids + row * top * 4), top),
+            carray(f32_pointer(all_values + row * top * 4), top),
+        )
         _best(logits, ids, values)
         for i in range(top):
             values[i] = values[i] - norm
@@ -66,7 +69,5 @@ def chunk(job, row, scratch):
 @njit(nogil=True)
 def logprobs(team, logits, tokens, chosen, ids, values):
     """logits f32 [Q, V], tokens int32 [Q]; writes chosen f32 [Q], ids int32 [Q, top], values f32 [Q, top] with top <= V."""
-    job = team[JOB:]
-    job[0], job[1], job[2], job[3], job[4] = LOGPROBS, address(logits), logits.shape[1], address(tokens), address(chosen)
-    job[5], job[6], job[7] = address(ids), address(values), ids.shape[1]
-    share(team, logits.shape[0])
+    results = (address(chosen), address(ids), address(values), ids.shape[1])
+    share(team, (LOGPROBS, address(logits), logits.shape[1], address(tokens), *results), logits.shape[0])

@@ -6,7 +6,7 @@ import numpy as np
 from numba import njit, types
 
 from power_lab.kernels.numba import vector as v
-from power_lab.kernels.numba.team import JOB, NORM, share
+from power_lab.kernels.numba.team import NORM, share
 from power_lab.kernels.numba.vector import F32, Builder, Span, Value, address, f32_bits, f32_from_bits
 
 ROWS = 16  # a chunk's; fewer are not worth sharing
@@ -32,26 +32,32 @@ def _emit(b: Builder, x: Value, delta: Value, weight: Value, eps: Value, out: Va
     v.sweep(b, count, lambda span: span.store(b.fmul(b.fmul(span.load(x), scale), span.load(weight)), out))
 
 
-norm_row = v.routine("norm_row", types.void, [types.int64, types.int64, types.int64, types.float32, types.int64, types.int64], _emit)
+norm_row = v.routine(
+    "norm_row", types.void, [types.int64, types.int64, types.int64, types.float32, types.int64, types.int64], _emit
+)
 
 
-@njit(nogil=True)
-def chunk(job, index, scratch):
-    """Up to ROWS rows; `job` int64 words as written by `norm`."""
-    x, delta, weight, eps, out, d, rows = job[1], job[2], job[3], f32_from_bits(job[4]), job[5], job[6], job[7]
-    for r in range(index * ROWS, min(rows, (index + 1) * ROWS)):
+@njit(nogil=True, inline="always")
+def _rows(first, last, x, delta, weight, eps, out, d):
+    for r in range(first, last):
         at = r * d * 4
         norm_row(x + at, delta + at if delta else 0, weight, eps, out + at, d)
 
 
 @njit(nogil=True)
+def chunk(job, index, scratch):
+    """Up to ROWS rows; `job` int64 words as written by `norm`."""
+    x, delta, weight, eps, out, d, rows = job[1:8]
+    _rows(index * ROWS, min(rows, (index + 1) * ROWS), x, delta, weight, f32_from_bits(eps), out, d)
+
+
+@njit(nogil=True)
 def norm(team, x, delta, weight, eps, out):
     """x f32 [R, D], delta f32 [R, D] or [0, 1] for none (x += delta first), weight f32 [D], out f32 [R, D]."""
-    rows, d, job = x.shape[0], x.shape[1], team[JOB:]
+    rows, d, rounded = x.shape[0], x.shape[1], np.float32(eps)
     added = address(delta) if delta.shape[0] > 0 else 0
-    job[0], job[1], job[2], job[3] = NORM, address(x), added, address(weight)
-    job[4], job[5], job[6], job[7] = f32_bits(np.float32(eps)), address(out), d, rows
     if rows <= ROWS:
-        chunk(job, 0, 0)
+        _rows(0, rows, address(x), added, address(weight), rounded, address(out), d)
     else:
-        share(team, (rows + ROWS - 1) // ROWS)
+        job = (NORM, address(x), added, address(weight), f32_bits(rounded), address(out), d, rows)
+        share(team, job, (rows + ROWS - 1) // ROWS)

@@ -13,7 +13,7 @@ from power_lab.kernels.numba import attention, catalogue, embed, identity, linea
 from power_lab.kernels.numba import rope as rope_kernels
 from power_lab.kernels.numba.team import PITCH, SCRATCH, Team
 from power_lab.kernels.ops import BLOCK, Array, Batch, KVCache, SampleRows, Weight
-from power_lab.kernels.quants import QuantType, row_bytes
+from power_lab.kernels.quants import GEOMETRY, QuantType, row_bytes
 
 FEW_ROWS = 32  # results of gated products are reserved for these at load, for more when they come
 
@@ -55,14 +55,14 @@ class NumbaOps:
         return tuple(filter(None, (f"{self.threading_layer} threads: {self.threading_reason}", self.cache_reason)))
 
     def warm_up(self, progress: Callable[[int, int, str], None] | None = None) -> None:
-        total = len(catalogue.ENTRIES) + 1
-        self._wake()
-        for done, (name, (kernel, signature)) in enumerate(catalogue.ENTRIES.items()):
-            if progress is not None:
-                progress(done + 1, total, "shared work" if done == 0 else name)
-            kernel.compile(signature)
+        """Compile or load everything and start the team; without this, the first operation does it."""
+        if self._loop is not None:
+            return
+        self._loop = catalogue.compile_work(None if self.cache_reason else self._cache)
         if progress is not None:
-            progress(total, total, "done")
+            progress(1, len(catalogue.ENTRIES) + 1, "the shared loop")
+        catalogue.compile_entries(progress)
+        self._team.start(self._loop.ctypes, self._loop.address)
 
     def close(self) -> None:
         """End the worker threads."""
@@ -85,14 +85,16 @@ class NumbaOps:
             type = QuantType(type)
             data = np.ascontiguousarray(host).view(np.uint8).reshape(rows, row_bytes(type, cols))
         except ValueError as error:
-            raise ModelFileError(f"Weights of type {type!r} and shape [{rows}, {cols}] cannot be computed on: {error}.") from error
+            message = f"Weights of type {type!r} and shape [{rows}, {cols}] cannot be computed on: {error}."
+            raise ModelFileError(message) from error
         self._reserve(linear.scratch_floats(cols, FEW_ROWS))
         return Weight(type, rows, cols, data)
 
     def vector(self, type: QuantType, host: np.ndarray) -> Array:
-        size = host.nbytes // row_bytes(type, 32) * 32 if type in (QuantType.Q4_1, QuantType.Q8_0) else host.nbytes // row_bytes(type, 1)
-        out = np.empty((1, size), np.float32)
-        self.embed(self.weight(type, 1, size, host), np.zeros(1, np.int32), out)
+        values, size = GEOMETRY[type]
+        cols = host.nbytes // size * values
+        out = np.empty((1, cols), np.float32)
+        self.embed(self.weight(type, 1, cols, host), np.zeros(1, np.int32), out)
         return out[0]
 
     def kv_cache(self, pages: int, heads: int, head_dim: int) -> KVCache:
@@ -107,6 +109,7 @@ class NumbaOps:
     def embed(self, table: Weight, ids: Array, out: Array) -> None:
         plan, cols, _ = self._plan((table,))
         _same(out.shape[1], cols, "embedding width")
+        self._wake()
         embed.embed(plan, ids, out, self._scratch)
 
     def rms_norm(self, x: Array, weight: Array, eps: float, out: Array) -> None:
@@ -136,7 +139,9 @@ class NumbaOps:
         self._wake()
         linear.linear(self._block, x, plan, out, 1)
 
-    def rope_write(self, qkv: Array, batch: Batch, rope: Array, interleaved: bool, q_heads: int, cache: KVCache) -> None:
+    def rope_write(
+        self, qkv: Array, batch: Batch, rope: Array, interleaved: bool, q_heads: int, cache: KVCache
+    ) -> None:
         self._wake()
         kernel = rope_kernels.rope_write
         kernel(self._block, qkv, batch.positions, batch.slots, rope, interleaved, q_heads, cache.keys, cache.values)
@@ -147,9 +152,21 @@ class NumbaOps:
             self._reserve(need)
         self._wake()
         kernel = attention.attention
-        kernel(self._block, qkv, batch.positions, batch.table_of, batch.tables, q_heads, scale, cache.keys, cache.values, out)
+        kernel(
+            self._block,
+            qkv,
+            batch.positions,
+            batch.table_of,
+            batch.tables,
+            q_heads,
+            scale,
+            cache.keys,
+            cache.values,
+            out,
+        )
 
     def gather(self, x: Array, rows: Array, out: Array) -> None:
+        self._wake()
         embed.gather(x, rows, out)
 
     def sample(self, logits: Array, rows: SampleRows, tokens: Array) -> None:
@@ -160,14 +177,21 @@ class NumbaOps:
         spans = np.concatenate([rows.history_span, rows.bias_span], axis=1)
         self._wake()
         scratch = self._sampling(logits.shape[1])
-        sample.sample(self._block, logits, packed, keys, rows.history, spans, rows.bias_ids, rows.bias_values, tokens, *scratch)
+        sample.sample(
+            self._block, logits, packed, keys, rows.history, spans, rows.bias_ids, rows.bias_values, tokens, *scratch
+        )
         if (tokens == sample.BAD).any():
             bad = np.flatnonzero(tokens == sample.BAD).tolist()
-            raise StepFailed(f"Logit rows {bad} hold NaN or no finite maximum, so no token can be drawn.", "Check weights and logit biases.")
+            message = f"Logit rows {bad} hold NaN or no finite maximum, so no token can be drawn."
+            raise StepFailed(message, "Check weights and logit biases.")
 
     def logprobs(self, logits: Array, tokens: Array, top: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         count, top = logits.shape[0], min(top, logits.shape[1])
-        chosen, ids, values = np.empty(count, np.float32), np.empty((count, top), np.int32), np.empty((count, top), np.float32)
+        chosen, ids, values = (
+            np.empty(count, np.float32),
+            np.empty((count, top), np.int32),
+            np.empty((count, top), np.float32),
+        )
         self._wake()
         logprobs.logprobs(self._block, logits, tokens, chosen, ids, values)
         return chosen, ids, values
@@ -196,10 +220,9 @@ class NumbaOps:
         return self._sample_scratch
 
     def _wake(self) -> None:
-        """See that the team is there; the first call compiles its loop or loads it."""
+        """See that everything is compiled and the team awake."""
         if self._loop is None:
-            self._loop = catalogue.compile_work(None if self.cache_reason else self._cache)
-            self._team.start(self._loop.ctypes, self._loop.address)
+            self.warm_up()
         self._team.wake()
 
 

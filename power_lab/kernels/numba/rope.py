@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numba import carray, njit
 
-from power_lab.kernels.numba.team import JOB, ROPE, share
+from power_lab.kernels.numba.team import ROPE, share
 from power_lab.kernels.numba.vector import address, f32_pointer, i32_pointer, i64_pointer
 from power_lab.kernels.ops import BLOCK
 
@@ -36,33 +36,47 @@ def _rotate(row, start, turn, interleaved):
 
 
 @njit(nogil=True)
-def chunk(job, index, scratch):
-    """Up to ROWS rows; `job` int64 words as written by `rope_write`."""
-    rows, dim, q_heads, kv_heads, half, interleaved = job[8], job[9], job[10], job[11], job[12], job[13]
+def _rows(first, last, qkv, positions, slots, rope, keys, values, dim, q_heads, kv_heads, half, interleaved):
+    """Rows first..last - 1; qkv to values are addresses."""
     width = (q_heads + 2 * kv_heads) * dim
-    positions, slots = carray(i32_pointer(job[2]), rows), carray(i64_pointer(job[3]), rows)
-    for r in range(index * ROWS, min(rows, (index + 1) * ROWS)):
-        row = carray(f32_pointer(job[1] + r * width * 4), width)
-        turn = carray(f32_pointer(job[4] + positions[r] * half * 8), (half, 2))
-        page, offset = slots[r] // BLOCK * kv_heads * dim * BLOCK, slots[r] % BLOCK
+    for r in range(first, last):
+        row = carray(f32_pointer(qkv + r * width * 4), width)
+        position, slot = carray(i32_pointer(positions), last)[r], carray(i64_pointer(slots), last)[r]
+        turn = carray(f32_pointer(rope + position * half * 8), (half, 2))
         for h in range(q_heads + kv_heads):
             _rotate(row, h * dim, turn, interleaved)
         for h in range(kv_heads):
-            to, k, v = (page + h * dim * BLOCK) * 4, (q_heads + h) * dim, (q_heads + kv_heads + h) * dim
-            keys, values = carray(f32_pointer(job[5] + to), (dim, BLOCK)), carray(f32_pointer(job[6] + to), (BLOCK, dim))
-            for d in range(dim):
-                keys[d, offset] = row[k + d]
-                values[offset, d] = row[v + d]
+            page = (slot // BLOCK * kv_heads + h) * dim * BLOCK * 4
+            k, v = (q_heads + h) * dim, (q_heads + kv_heads + h) * dim
+            _place(row[k : k + dim], row[v : v + dim], slot % BLOCK, keys + page, values + page)
+
+
+@njit(nogil=True, inline="always")
+def _place(key, value, offset, keys, values):
+    """Write one head's key and value to its page."""
+    dim = key.shape[0]
+    to_keys, to_values = carray(f32_pointer(keys), (dim, BLOCK)), carray(f32_pointer(values), (BLOCK, dim))
+    for d in range(dim):
+        to_keys[d, offset] = key[d]
+        to_values[offset, d] = value[d]
+
+
+@njit(nogil=True)
+def chunk(job, index, scratch):
+    """Up to ROWS rows; `job` int64 words as written by `rope_write`."""
+    rows, qkv, positions, slots, rope, keys, values = job[1:8]
+    dim, q_heads, kv_heads, half, interleaved = job[8:13]
+    first, last = index * ROWS, min(rows, (index + 1) * ROWS)
+    _rows(first, last, qkv, positions, slots, rope, keys, values, dim, q_heads, kv_heads, half, interleaved)
 
 
 @njit(nogil=True)
 def rope_write(team, qkv, positions, slots, rope, interleaved, q_heads, keys, values):
     """Rotate queries and keys of qkv f32 [R, (q_heads + 2 kv_heads) * head_dim] in place; write keys and values to int64 `slots`."""
-    rows, job = qkv.shape[0], team[JOB:]
-    job[0], job[1], job[2], job[3], job[4] = ROPE, address(qkv), address(positions), address(slots), address(rope)
-    job[5], job[6], job[8], job[9], job[10] = address(keys), address(values), rows, keys.shape[2], q_heads
-    job[11], job[12], job[13] = keys.shape[1], rope.shape[1], interleaved
+    rows = qkv.shape[0]
+    arrays = (address(qkv), address(positions), address(slots), address(rope), address(keys), address(values))
+    shape = (keys.shape[2], q_heads, keys.shape[1], rope.shape[1], int(interleaved))
     if rows <= ROWS:
-        chunk(job, 0, 0)
+        _rows(0, rows, *arrays, *shape)
     else:
-        share(team, (rows + ROWS - 1) // ROWS)
+        share(team, (ROPE, rows, *arrays, *shape), (rows + ROWS - 1) // ROWS)

@@ -1,23 +1,35 @@
 """Sampling one token per row of logits.
 
-The chain: repetition and presence penalties, bias, temperature, top-k, top-p over what top-k left, min-p, then Gumbel-max: the survivor
-with the largest (logit / temperature + Gumbel noise) is an exact draw from their softmax. The noise is keyed by (seed, position, token).
+The chain: repetition and presence penalties, bias, temperature, top-k, top-p over what top-k left, min-p, then Gumbel-max:
+the survivor with the largest (logit / temperature + Gumbel noise) is an exact draw from their softmax. The noise is keyed by
+(seed, position, token).
 
-Survivors are a prefix of the tokens sorted by (value downwards, id upwards), so they are told by one `cut`: the value and the id of the last
-one. It is found by a histogram over the distance from the maximum; only the bin in which a limit falls is sorted.
+Survivors are a prefix of the tokens sorted by (value downwards, id upwards), so they are told by one `cut`: the value and the
+id of the last one. It is found by a histogram over the distance from the maximum; only the bin in which a limit falls is
+sorted.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 from numba import carray, njit, types
 
 from power_lab.kernels.numba import noise
 from power_lab.kernels.numba import vector as v
-from power_lab.kernels.numba.team import JOB, SAMPLE, share
-from power_lab.kernels.numba.vector import F32, I32, I64, Builder, Span, Value, address, f32_pointer, f64_pointer, i32_pointer, i64_pointer
+from power_lab.kernels.numba.team import SAMPLE, share
+from power_lab.kernels.numba.vector import (
+    F32,
+    I32,
+    I64,
+    Builder,
+    Span,
+    Value,
+    address,
+    f32_pointer,
+    f64_pointer,
+    i32_pointer,
+    i64_pointer,
+)
 
 BINS = 2048
 PER_UNIT = 64  # bins per unit of logit
@@ -52,7 +64,8 @@ class _Best:
             take = b.or_(b.fcmp_ordered(">", v2, value), tie)
             value, ids = b.select(take, v2, value), b.select(take, i2, ids)
             nan = b.or_(nan, v.shuffle(b, nan, nan, turn))
-        ok = b.and_(b.icmp_signed("==", v.lane(b, nan, 0), v.const(I32, 0)), b.fcmp_ordered("<", v.lane(b, value, 0), v.const(F32, INFINITY)))
+        clean = b.icmp_signed("==", v.lane(b, nan, 0), v.const(I32, 0))
+        ok = b.and_(clean, b.fcmp_ordered("<", v.lane(b, value, 0), v.const(F32, INFINITY)))
         return b.sext(b.select(ok, v.lane(b, ids, 0), v.const(I32, BAD)), I64)
 
 
@@ -75,7 +88,9 @@ def _emit_argmax(b: Builder, logits: Value, count: Value) -> Value:
     return best.result()
 
 
-def _emit_draw(b: Builder, logits: Value, count: Value, temperature: Value, cut: Value, last: Value, seed: Value, position: Value) -> Value:
+def _emit_draw(
+    b: Builder, logits: Value, count: Value, temperature: Value, cut: Value, last: Value, seed: Value, position: Value
+) -> Value:
     """Gumbel-max over tokens whose logit / temperature is above `cut`, or equal to it with an id of at most `last`."""
     best = _Best(b)
     divisor, edge, last_id = v.splat(b, temperature), v.splat(b, cut), v.splat(b, b.trunc(last, I32))
@@ -104,28 +119,29 @@ exp = v.routine("exp", types.float32, [types.float32], v.exp)
 scale = v.routine("scale", types.void, [types.int64] * 2 + [types.float32, types.int64], _emit_scale)
 
 
-@njit(nogil=True)
-def _penalise(logits, z, history, span, repetition, presence, bias_ids, bias_values, bias_span):
+@njit(nogil=True, error_model="numpy", inline="always")
+def _penalise(logits, z, history, spans, repetition, presence, bias_ids, bias_values):
     """z = logits with penalties and bias. Every penalty starts from the raw logit, so a token seen twice is penalised once."""
-    z[:] = logits
-    start, generated, end = span
+    for t in range(logits.shape[0]):
+        z[t] = logits[t]
+    start, generated, end, bias_start, bias_end = spans
     for i in range(start, end):
         raw = logits[history[i]]
         z[history[i]] = raw / repetition if raw > 0 else raw * repetition
     for i in range(generated, end):
         raw = logits[history[i]]
         z[history[i]] = (raw / repetition if raw > 0 else raw * repetition) - presence
-    for i in range(bias_span[0], bias_span[1]):
+    for i in range(bias_start, bias_end):
         z[bias_ids[i]] += bias_values[i]
 
 
-@njit(nogil=True)
+@njit(nogil=True, error_model="numpy", inline="always")
 def _worse(values, a, c):
     """Whether token a sorts behind token c."""
     return values[a] < values[c] or (values[a] == values[c] and a > c)
 
 
-@njit(nogil=True)
+@njit(nogil=True, error_model="numpy", inline="always")
 def _sort(ids, count, values):
     """Heap sort of ids[:count] by (value downwards, id upwards), in place."""
     for step in range(count // 2 + count - 1):
@@ -145,13 +161,13 @@ def _sort(ids, count, values):
             root = child
 
 
-@njit(nogil=True)
+@njit(nogil=True, error_model="numpy", inline="always")
 def _bin(distance):
     """Bin of a distance from the maximum; the last one takes the rest, -inf included."""
     return int(distance * PER_UNIT) if distance < np.float32((BINS - 1) / PER_UNIT) else BINS - 1
 
 
-@njit(nogil=True)
+@njit(nogil=True, error_model="numpy")
 def _members(y, top, wanted, ids):
     """Sorted tokens of one bin."""
     count = 0
@@ -163,7 +179,7 @@ def _members(y, top, wanted, ids):
     return count
 
 
-@njit(nogil=True)
+@njit(nogil=True, error_model="numpy")
 def _top_k(y, top, counts, masses, k, ids):
     """(value, id) of the k-th token, and the mass of the first k."""
     seen, mass, where = 0, 0.0, 0
@@ -177,7 +193,7 @@ def _top_k(y, top, counts, masses, k, ids):
     return y[ids[k - seen - 1]], ids[k - seen - 1], mass
 
 
-@njit(nogil=True)
+@njit(nogil=True, error_model="numpy")
 def _top_p(y, top, counts, masses, wanted, ids):
     """(value, id) of the first token at which the mass reaches `wanted`; the last token where rounding lets none reach it."""
     mass, where = 0.0, 0
@@ -194,17 +210,20 @@ def _top_p(y, top, counts, masses, wanted, ids):
     return y[ids[count - 1]], ids[count - 1]
 
 
-@njit(nogil=True)
+@njit(nogil=True, error_model="numpy", inline="always")
 def _cut(y, top, k, p, min_p, ids, counts, masses):
     """The last survivor of top-k, top-p and min-p as (value, id). y f32 [V] is already divided by the temperature."""
     value, last = np.float32(-INFINITY), y.shape[0]
     if k > 0 or p < 1:
-        counts[:], masses[:] = 0, 0
+        for i in range(BINS):
+            counts[i], masses[i] = 0, 0.0
         for t in range(y.shape[0]):
             where = _bin(top - y[t])
             counts[where] += 1
             masses[where] += exp(y[t] - top)
-        total = masses.sum()
+        total = 0.0
+        for i in range(BINS):
+            total += masses[i]
         if 0 < k < y.shape[0]:
             value, last, total = _top_k(y, top, counts, masses, k, ids)
         if p < 1:
@@ -218,7 +237,7 @@ def _cut(y, top, k, p, min_p, ids, counts, masses):
     return value, last
 
 
-@njit(nogil=True)
+@njit(nogil=True, error_model="numpy", inline="always")
 def _draw_row(logits, temperature, k, p, min_p, seed, position, y, ids, counts, masses):
     vocabulary = logits.shape[0]
     best = argmax(address(logits), vocabulary)
@@ -231,33 +250,38 @@ def _draw_row(logits, temperature, k, p, min_p, seed, position, y, ids, counts, 
     return draw(address(logits), vocabulary, temperature, value, last, seed, position)
 
 
-@njit(nogil=True)
-def chunk(job, index, scratch):
-    """One row; `job` int64 words as written by `sample`. The member's own scratch is told by `scratch`, its number here."""
-    vocabulary, row, member = job[2], index, scratch
-    logits = carray(f32_pointer(job[1] + row * vocabulary * 4), vocabulary)
-    temperature, k, p, min_p, repetition, presence = carray(f32_pointer(job[3] + row * 24), 6)
-    seed, position = carray(i64_pointer(job[4] + row * 16), 2)
-    spans = carray(i64_pointer(job[6] + row * 40), 5)
-    z = carray(f32_pointer(job[10] + member * vocabulary * 8), (2, vocabulary))
+@njit(nogil=True, error_model="numpy")
+def chunk(job, row, member):
+    """One row; `job` int64 words as written by `sample`. Each member of the team has scratch of its own."""
+    all_logits, vocabulary, all_controls, all_keys, all_spans, history, bias_ids, bias_values, tokens = job[1:10]
+    all_z, all_ids, all_counts, all_masses = job[10:14]
+    logits = carray(f32_pointer(all_logits + row * vocabulary * 4), vocabulary)
+    temperature, k, p, min_p, repetition, presence = carray(f32_pointer(all_controls + row * 6 * 4), 6)
+    seed, position = carray(i64_pointer(all_keys + row * 2 * 8), 2)
+    spans = carray(i64_pointer(all_spans + row * 5 * 8), 5)
+    z = carray(f32_pointer(all_z + member * 2 * vocabulary * 4), (2, vocabulary))
     source = logits
     if repetition != 1 or presence != 0 or spans[3] != spans[4]:
         source = z[0]
-        history, bias_ids, bias_values = (carray(i32_pointer(job[5]), spans[2]), carray(i32_pointer(job[7]), spans[4]), carray(f32_pointer(job[8]), spans[4]))
-        _penalise(logits, source, history, spans[:3], repetition, presence, bias_ids, bias_values, spans[3:])
-    ids = carray(i32_pointer(job[11] + member * vocabulary * 4), vocabulary)
-    counts, masses = carray(i64_pointer(job[12] + member * BINS * 8), BINS), carray(f64_pointer(job[13] + member * BINS * 8), BINS)
-    token = _draw_row(source, temperature, int(k), p, min_p, seed, position, z[1], ids, counts, masses)
-    carray(i32_pointer(job[9]), row + 1)[row] = token
+        past = carray(i32_pointer(history), spans[2])
+        ids, values = carray(i32_pointer(bias_ids), spans[4]), carray(f32_pointer(bias_values), spans[4])
+        _penalise(logits, source, past, spans, repetition, presence, ids, values)
+    sorted_ids = carray(i32_pointer(all_ids + member * vocabulary * 4), vocabulary)
+    counts = carray(i64_pointer(all_counts + member * BINS * 8), BINS)
+    masses = carray(f64_pointer(all_masses + member * BINS * 8), BINS)
+    token = _draw_row(source, temperature, int(k), p, min_p, seed, position, z[1], sorted_ids, counts, masses)
+    carray(i32_pointer(tokens), row + 1)[row] = token
 
 
-@njit(nogil=True)
-def sample(team, logits, controls, seeds, history, spans, bias_ids, bias_values, tokens, z, ids, counts, masses):
-    """logits f32 [Q, V]; controls f32 [Q, 6]: temperature, top-k, top-p, min-p, repetition, presence; seeds int64 [Q, 2]: seed, position;
-    spans int64 [Q, 5]: of history, then of biases; scratch of each thread: z f32 [2, V], ids int32 [V], counts int64, masses f64 [BINS].
+@njit(nogil=True, error_model="numpy")
+def sample(team, logits, controls, keys, history, spans, bias_ids, bias_values, tokens, z, ids, counts, masses):
+    """Arguments:
+    logits f32 [Q, V], tokens int32 [Q];
+    controls f32 [Q, 6]: temperature, top-k, top-p, min-p, repetition, presence;
+    keys int64 [Q, 2]: seed, position; spans int64 [Q, 5]: of history, then of biases;
+    scratch of each member: z f32 [2, V], ids int32 [V], counts int64 [BINS], masses f64 [BINS].
     """
-    job = team[JOB:]
-    job[0], job[1], job[2], job[3], job[4] = SAMPLE, address(logits), logits.shape[1], address(controls), address(seeds)
-    job[5], job[6], job[7], job[8], job[9] = address(history), address(spans), address(bias_ids), address(bias_values), address(tokens)
-    job[10], job[11], job[12], job[13] = address(z), address(ids), address(counts), address(masses)
-    share(team, logits.shape[0])
+    rows = (address(logits), logits.shape[1], address(controls), address(keys), address(spans))
+    lists = (address(history), address(bias_ids), address(bias_values), address(tokens))
+    scratch = (address(z), address(ids), address(counts), address(masses))
+    share(team, (SAMPLE, *rows, *lists, *scratch), logits.shape[0])

@@ -1,12 +1,13 @@
 """A team of threads that shares the chunks of one kernel call at a time.
 
-Why not Numba's own `prange`: a parallel region ends at a barrier that every thread must reach, so on a busy machine each of the hundreds of
-regions of a token waits until the system has scheduled every thread again (measured here: 5 ms a token on quiet cores, over 100 ms beside
-two busy neighbours). Here the caller takes chunks too and waits only for chunks that others have begun; a thread that is not running costs
-nothing. Idle workers spin briefly, so that they are there for the next kernel of the step, then sleep. There is no OpenMP, TBB or fork trap.
+Why not Numba's own `prange`: a parallel region ends at a barrier that every thread must reach, so on a busy machine each
+of the hundreds of regions of a token waits until the system has scheduled every thread again (measured on two cores: 5 ms
+a token when they are quiet, over 100 ms beside busy neighbours). Here the caller takes chunks too and waits only for chunks
+that others have begun; a thread that is not running costs nothing. Idle workers spin briefly, so that they are there for
+the next kernel of the step, then sleep. OpenMP and TBB are not needed, and a fork finds no broken pool.
 
-Protocol: the caller writes the job, then the ticket (chunks << 32). Whoever adds 1 to the ticket owns the chunk whose number it read, if that
-is below the count; the job cannot change before that chunk is counted as done.
+Protocol: the caller writes the job, then the ticket (chunks << 32). Whoever adds 1 to the ticket owns the chunk whose
+number it read, if that is below the count; the job cannot change before that chunk is counted as done.
 """
 
 from __future__ import annotations
@@ -73,10 +74,15 @@ yield_core = v.routine("team_yield", types.void, [], _emit_yield)
 work = v.routine("team_work", types.void, [i64, i64], _emit_work)
 
 
-@njit(nogil=True, inline="always")
-def share(team, chunks):
-    """Run the job in the control block `team` (int64 array), cut into `chunks`, with whoever is there; return when all are done."""
+@njit(nogil=True)
+def share(team, job, chunks):
+    """Run `job`, a tuple of int64 words, cut into `chunks`, with whoever is there; return when all are done.
+
+    `team` is the int64 control block. Most words are addresses: the caller keeps their arrays alive.
+    """
     at = address(team)
+    for i in range(len(job)):
+        team[JOB + i] = job[i]
     write(at, DONE, 0)
     write(at, TICKET, chunks << 32)
     work(at, 0)
@@ -101,8 +107,8 @@ class Team:
         self.block[WORK] = entry
         for i, bed in enumerate(self._beds):
             bed.acquire()
-            worker = threading.Thread(target=_work, args=(self.block, i + 1, bed, participate), name=f"power-lab-kernel-{i + 1}", daemon=True)
-            worker.start()
+            args = (self.block, i + 1, bed, participate)
+            threading.Thread(target=_work, args=args, name=f"power-lab-kernel-{i + 1}", daemon=True).start()
         self._finalizer = weakref.finalize(self, _stop, self.block, self._beds, self._asleep)
 
     def wake(self) -> None:

@@ -22,9 +22,9 @@ AHEAD = 8  # weight rows that are asked for before they are read: rows are too s
 def tile(kind: int, rows: int, cols: int) -> Any:
     """A routine f(x, x_stride, valid_rows, w, w_stride, n, k, out, out_stride); addresses and strides in bytes.
 
-    It computes 1..`rows` activation rows times n weight rows, `cols` of them at a time. Rows beyond `valid_rows` and columns beyond n repeat
-    the last valid one: they compute the same bits and store them to the same place, so every edge uses the one code path. Weights of kind
-    PANEL are consecutive panels from `unpack`, and `w_stride` is their size.
+    It computes 1..`rows` activation rows times n weight rows, `cols` of them at a time. Rows beyond `valid_rows` and columns
+    beyond n repeat the last valid one: they compute the same bits and store them to the same place, so every edge uses the one
+    code path. Weights of kind PANEL are consecutive panels from `unpack`, and `w_stride` is their size.
     """
     name = f"tile_{kind + 1}_{rows}x{cols}"
     return v.routine(name, types.void, [types.int64] * 9, partial(_emit_columns, kind=kind, rows=rows, cols=cols))
@@ -72,7 +72,9 @@ def _emit(b: Builder, *args: Value, kind: int, rows: int, cols: int) -> None:
             v.store(b, sums[r * cols + c], v.at(b, out, b.add(b.mul(i, outs), b.mul(j, v.i64(4)))))
 
 
-def _emit_tail(b: Builder, kind: int, cols: int, x_rows: list[Value], w_rows: list[Value], k: Value, steps: Value, acc: Any) -> None:
+def _emit_tail(
+    b: Builder, kind: int, cols: int, x_rows: list[Value], w_rows: list[Value], k: Value, steps: Value, acc: Any
+) -> None:
     """The last, partial vector of rows whose length is not a multiple of 16: missing lanes add 0 * 0."""
     rest = b.sub(k, b.mul(steps, v.i64(v.LANES)))
     with b.if_then(b.icmp_signed(">", rest, v.i64(0)), likely=False):

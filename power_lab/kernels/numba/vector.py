@@ -180,7 +180,15 @@ def exp(b: Builder, x: Value) -> Value:
     return p
 
 
-EXP_POLYNOMIAL = (0.0013814597623422742, 0.008368716575205326, 0.04166838899254799, 0.1666652113199234, 0.4999999403953552, 1.0, 1.0)
+EXP_POLYNOMIAL = (
+    0.0013814597623422742,
+    0.008368716575205326,
+    0.04166838899254799,
+    0.1666652113199234,
+    0.4999999403953552,
+    1.0,
+    1.0,
+)
 
 
 def log(b: Builder, x: Value) -> Value:
@@ -259,7 +267,8 @@ def variable(b: Builder, type: ir.Type, initial: Value | None = None) -> Value:
 def routine(name: str, result: Any, arguments: Sequence[Any], emit: Callable[..., Value | None]) -> Any:
     """Wrap `emit(builder, *values) -> value | None` as a function that kernels can call with exactly these argument types.
 
-    It becomes one LLVM function of that name in each module and is never inlined: kernels that call it in many places stay quick to compile.
+    It becomes one LLVM function of that name in each module and is never inlined: kernels that call it in many places stay
+    quick to compile.
     """
 
     def typing(typing_context: Any, *given: Any) -> Any:
@@ -277,7 +286,9 @@ def routine(name: str, result: Any, arguments: Sequence[Any], emit: Callable[...
     return intrinsic(typing)
 
 
-def _define(b: Builder, name: str, arguments: list[ir.Type], result: ir.Type, emit: Callable[..., Value | None]) -> Value:
+def _define(
+    b: Builder, name: str, arguments: list[ir.Type], result: ir.Type, emit: Callable[..., Value | None]
+) -> Value:
     """The function `power_lab.name` of the module that is being built."""
     name, nothing = f"power_lab.{name}", result == ir.VoidType() or isinstance(result, ir.PointerType)
     if name in b.module.globals:
@@ -313,7 +324,9 @@ def _pointer(element: Any) -> Any:
     return pointer
 
 
-f32_pointer, f64_pointer, i32_pointer, i64_pointer = (_pointer(t) for t in (types.float32, types.float64, types.int32, types.int64))
+f32_pointer, f64_pointer, i32_pointer, i64_pointer = (
+    _pointer(t) for t in (types.float32, types.float64, types.int32, types.int64)
+)
 """An address as a typed pointer, for `numba.carray`."""
 
 f32_bits = routine("f32_bits", types.int64, [types.float32], lambda b, x: b.zext(b.bitcast(x, I32), I64))

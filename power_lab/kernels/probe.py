@@ -1,0 +1,132 @@
+"""The row-invariance probe: does this machine's arithmetic keep the promise, on the shapes of the model at hand?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from power_lab.errors import ExactnessError
+from power_lab.kernels.ops import BLOCK, SPLIT, Array, Batch, Ops, Weight
+from power_lab.kernels.quants import GEOMETRY, QuantType, row_bytes
+
+ROWS = (1, 2, 3, 5, 8, 9, 33)
+"""Row counts on both sides of every change of tile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """What a model computes with.
+
+    Attributes:
+        linears: (type, N, K) of its matrices.
+        q_heads, kv_heads, head_dim: of its attention.
+    """
+
+    linears: frozenset[tuple[QuantType, int, int]]
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+
+
+def probe(ops: Ops, shapes: Shapes) -> None:
+    """Compare rows computed alone with the same rows computed together, bit by bit, on random data.
+
+    Raises ExactnessError naming the first kernel and shape that differ. Takes well under a second for small models.
+    """
+    rng = np.random.default_rng(0)
+    for type, rows, cols in sorted(shapes.linears):
+        _probe_linear(ops, type, rows, cols, rng)
+    for width in sorted({cols for _, _, cols in shapes.linears}):
+        _probe_norm(ops, width, rng)
+    _probe_attention(ops, shapes, rng)
+
+
+def random_weight(ops: Ops, type: QuantType, rows: int, cols: int, rng: np.random.Generator) -> Weight:
+    """A weight of random stored values of ordinary size."""
+    if type in (QuantType.Q4_1, QuantType.Q8_0):
+        size = GEOMETRY[type][1]
+        blocks = rng.integers(0, 256, (rows * row_bytes(type, cols) // size, size), dtype=np.uint8)
+        scales = rng.uniform(-0.02, 0.02, (len(blocks), 2)).astype(np.float16).view(np.uint8)
+        header = 4 if type == QuantType.Q4_1 else 2
+        blocks[:, :header] = scales[:, :header]
+        return ops.weight(type, rows, cols, blocks.reshape(rows, -1))
+    values = rng.standard_normal((rows, cols), dtype=np.float32)
+    if type == QuantType.BF16:
+        return ops.weight(type, rows, cols, (values.view(np.uint32) >> 16).astype(np.uint16))
+    return ops.weight(type, rows, cols, values.astype(np.float16) if type == QuantType.F16 else values)
+
+
+def _check(kernel: str, count: int, together: np.ndarray, alone: Iterable[tuple[int, np.ndarray]]) -> None:
+    for row, bits in alone:
+        if together[row].tobytes() != bits.tobytes():
+            raise ExactnessError(
+                f"{kernel}: row {row} computed alone differs from the same row among {count}.",
+                'Exact mode is refused on this machine; use mode="fast" or report the machine and this message.',
+            )
+
+
+def _probe_linear(ops: Ops, type: QuantType, rows: int, cols: int, rng: np.random.Generator) -> None:
+    weight = random_weight(ops, type, rows, cols, rng)
+    x = rng.standard_normal((max(ROWS), cols), dtype=np.float32)
+
+    def linear(first: int, last: int) -> np.ndarray:
+        out = ops.empty((last - first, rows), "float32")
+        ops.linear(ops.asarray(x[first:last]), (weight,), out)
+        return ops.tohost(out)
+
+    def gate_up(first: int, last: int) -> np.ndarray:
+        out = ops.empty((last - first, rows), "float32")
+        ops.gate_up(ops.asarray(x[first:last]), weight, weight, out)
+        return ops.tohost(out)
+
+    for name, kernel in (("linear", linear), ("gate_up", gate_up)):
+        alone = [(r, kernel(r, r + 1)[0]) for r in (0, 1, 7, 32)]
+        for count in ROWS:
+            _check(f"{name} {type.name} [{rows}, {cols}]", count, kernel(0, count), [a for a in alone if a[0] < count])
+
+
+def _probe_norm(ops: Ops, width: int, rng: np.random.Generator) -> None:
+    x = rng.standard_normal((max(ROWS), width), dtype=np.float32)
+    weight = ops.asarray(np.ones(width, np.float32))
+
+    def norm(first: int, last: int) -> np.ndarray:
+        out = ops.empty((last - first, width), "float32")
+        ops.rms_norm(ops.asarray(x[first:last]), weight, 1e-5, out)
+        return ops.tohost(out)
+
+    _check(f"rms_norm [{width}]", len(x), norm(0, len(x)), [(r, norm(r, r + 1)[0]) for r in (0, 17, 32)])
+
+
+def _probe_attention(ops: Ops, shapes: Shapes, rng: np.random.Generator) -> None:
+    tokens = SPLIT + BLOCK + 3
+    pages = -(-tokens // BLOCK)
+    cache = ops.kv_cache(pages + 1, shapes.kv_heads, shapes.head_dim)
+    rope = ops.rope_tables(tokens, shapes.head_dim, 10000.0)
+    qkv = rng.standard_normal((tokens, (shapes.q_heads + 2 * shapes.kv_heads) * shapes.head_dim), dtype=np.float32)
+
+    def attention(first: int, last: int) -> np.ndarray:
+        batch = _batch(ops, first, last, pages)
+        rows, out = ops.asarray(qkv[first:last].copy()), ops.empty((last - first, shapes.q_heads * shapes.head_dim), "float32")
+        ops.rope_write(rows, batch, rope, False, shapes.q_heads, cache)
+        ops.attention(rows, batch, shapes.q_heads, shapes.head_dim**-0.5, cache, out)
+        return ops.tohost(out)
+
+    together = attention(0, tokens)
+    alone = [(r, attention(r, r + 1)[0]) for r in (0, BLOCK - 1, BLOCK, SPLIT - 1, SPLIT, tokens - 1)]
+    _check(f"attention {shapes.q_heads}/{shapes.kv_heads} heads of {shapes.head_dim}", tokens, together, alone)
+
+
+def _batch(ops: Ops, first: int, last: int, pages: int) -> Batch:
+    """Rows first..last - 1 of one sequence that owns pages 1, 2, ..."""
+    positions = np.arange(first, last)
+    none: Array = ops.asarray(np.zeros(0, np.int32))
+    return Batch(
+        ids=none,
+        positions=ops.asarray(positions.astype(np.int32)),
+        slots=ops.asarray(positions.astype(np.int64) + BLOCK),
+        table_of=ops.asarray(np.zeros(last - first, np.int32)),
+        tables=ops.asarray(np.arange(1, pages + 1, dtype=np.int32)[None]),
+        sampled=none,
+    )
