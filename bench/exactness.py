@@ -47,9 +47,8 @@ def main() -> None:
     cells = [*campaign.outputs(), *campaign.turns(args.turns)]
     print(f"{'cell':44} whole outputs   tok/s   accepted/drafted")
     for cell in cells:
-        print(
-            f"{cell['cell']:44} {cell['identical']:3} of {cell['of']:3}   {cell['tokens_per_s']:8.1f}   {cell['accepted']}/{cell['drafted']}"
-        )
+        pairs = f"{cell['accepted']}/{cell['drafted']}"
+        print(f"{cell['cell']:44} {cell['identical']:3} of {cell['of']:3}   {cell['tokens_per_s']:8.1f}   {pairs}")
     if args.output:
         args.output.parent.mkdir(parents=True, exist_ok=True)
         args.output.write_text(json.dumps({"run": about(args), "engine": campaign.facts, "cells": cells}, indent=1) + "\n")
