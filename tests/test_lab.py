@@ -269,8 +269,8 @@ def test_replace_host_ends_one_of_another_version(home: Home, lab: Lab, monkeypa
     lab.disconnect()
     with monkeypatch.context() as patch:
         patch.setattr(client_module, "code_digest", lambda: "f" * 64)
-        assert "lab.replace_host()" in str(raises(client_module.HostMismatch, lambda: lab.generate("hi")))
         lab.replace_host()
+    assert not home.hosts()
     assert lab.generate("hi", max_tokens=1).finish == "length"
     assert lab.engine.client.pid != pid
 

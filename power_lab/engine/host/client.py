@@ -30,14 +30,16 @@ SETTLE_S = 30.0  # how long a cancelled run may take to come back: one engine st
 
 
 class HostMismatch(HostUnavailable):
-    """The running host is of another version; `welcome` says of which."""
+    """The running host is of another version; `welcome` says of which. `fresh` when it was started just now."""
 
-    def __init__(self, welcome: wire.Welcome) -> None:
+    def __init__(self, welcome: wire.Welcome, *, fresh: bool = False) -> None:
         super().__init__(
             f"The running engine host (pid {welcome.pid}) is power-lab {welcome.package} with code {welcome.revision[:12]}, "
             f"protocol {welcome.protocol}; this is {power_lab.__version__} with code {code_digest()[:12]}, "
             f"protocol {wire.PROTOCOL}.",
-            "lab.replace_host() ends it after its running requests and starts one of this version.",
+            "The package has changed since this program began: restart it (or its kernel)."
+            if fresh
+            else "lab.replace_host() ends it after its running requests and starts one of this version.",
         )
         self.welcome = welcome
 
@@ -97,17 +99,21 @@ class HostClient:
 
     @classmethod
     def connect(cls, paths: Paths, settings: HostSettings) -> HostClient:
-        """Connect, starting a host when there is none. An unused host of another version is replaced without asking.
+        """Connect, starting a host when there is none. One of another version that no client is connected to is replaced.
 
-        Raises HostUnavailable; HostMismatch when a host of another version is in use.
+        Raises HostUnavailable; HostMismatch when a host of another version has clients.
         """
+        replaced = False
         for _ in range(ATTEMPTS - 1):
             try:
                 return cls(process.reach(paths, settings), settings)
             except HostMismatch as error:
-                if error.welcome.engines or error.welcome.clients:
+                if replaced:
+                    raise HostMismatch(error.welcome, fresh=True) from None
+                if error.welcome.clients:
                     raise
                 process.end(error.welcome.pid)
+                replaced = True
             except HostEnding:
                 continue
         return cls(process.reach(paths, settings), settings)

@@ -73,7 +73,7 @@ class Host:
             revision=code_digest(),
             pid=os.getpid(),
             log=str(self.log_path),
-            clients=self._others(client),
+            clients=tuple(sorted(one.title for one in self._clients if one is not client and not one.observer)),
             engines=len(self.engines),
         )
 

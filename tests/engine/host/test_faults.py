@@ -210,16 +210,16 @@ def test_a_host_that_does_not_answer_is_named(home: Home, monkeypatch):
         os.kill(pid, signal.SIGCONT)
 
 
-def test_an_unused_host_of_another_version_is_replaced(home: Home, monkeypatch):
-    client = home.client()
-    pid = client.pid
-    client.close()
+def test_a_host_of_another_version_without_clients_is_replaced_once(home: Home, monkeypatch):
+    engine = home.engine()
+    pid = engine.client.pid
+    engine.client.close()
     monkeypatch.setattr(client_module, "code_digest", lambda: "f" * 64)
-    # The new host is of the old version too, as far as this client can tell: it says so instead of trying for ever.
+    # The new host is of that version too, as far as this client can tell: it says what is the matter and does not try for ever.
     error = raises(HostMismatch, home.client)
-    assert "lab.replace_host()" in str(error)
+    assert "The package has changed since this program began" in str(error)
     assert error.welcome.pid != pid
-    assert not psutil.pid_exists(pid)
+    assert [process.pid for process in home.hosts()] == [error.welcome.pid]
 
 
 def test_a_host_of_another_version_that_is_in_use_stays(home: Home, monkeypatch):
@@ -229,6 +229,7 @@ def test_a_host_of_another_version_that_is_in_use_stays(home: Home, monkeypatch)
         error = raises(HostMismatch, home.client)
     assert error.welcome.pid == engine.client.pid
     assert "protocol 1; this is" in str(error)
+    assert "lab.replace_host()" in str(error)
     assert engine.submit("x", SamplingParams(max_tokens=1)).result().finish == "length"
 
 
