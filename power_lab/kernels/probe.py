@@ -108,7 +108,10 @@ def _probe_attention(ops: Ops, shapes: Shapes, rng: np.random.Generator) -> None
 
     def attention(first: int, last: int) -> np.ndarray:
         batch = _batch(ops, first, last, pages)
-        rows, out = ops.asarray(qkv[first:last].copy()), ops.empty((last - first, shapes.q_heads * shapes.head_dim), "float32")
+        rows, out = (
+            ops.asarray(qkv[first:last].copy()),
+            ops.empty((last - first, shapes.q_heads * shapes.head_dim), "float32"),
+        )
         ops.rope_write(rows, batch, rope, False, shapes.q_heads, cache)
         ops.attention(rows, batch, shapes.q_heads, shapes.head_dim**-0.5, cache, out)
         return ops.tohost(out)

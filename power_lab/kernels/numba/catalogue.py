@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -40,14 +41,16 @@ ENTRIES: dict[str, tuple[Any, tuple[types.Type, ...]]] = {
 def compile_entries(progress: Callable[[int, int, str], None] | None) -> None:
     """Compile each entry, or load it, for its argument types only: a call with others is then an error, not a silent misreading."""
     for done, (name, (kernel, signature)) in enumerate(ENTRIES.items(), start=2):
-        kernel.compile(signature)
-        kernel.disable_compile()
+        if signature not in kernel.overloads:
+            kernel.compile(signature)
+            kernel.disable_compile()
         if progress is not None:
             progress(done, len(ENTRIES) + 1, name)
 
 
+@cache
 def compile_work(folder: Path | None) -> Any:
-    """The team's loop as a C function, from the cache in `folder` where there is one."""
+    """The team's loop as a C function, from the cache in `folder` where there is one; made once a process."""
     make = numba.cfunc(types.void(types.int64, types.int64), nopython=True, cache=folder is not None)
     if folder is None:
         return make(work.participate)
@@ -76,6 +79,7 @@ def open_cache(folder: Path) -> str:
     except OSError as error:
         return f"the kernel cache {folder} cannot be written: {error}"
     with cache_at(folder):
-        for kernel, _ in ENTRIES.values():
-            kernel.enable_caching()
+        for kernel, signature in ENTRIES.values():
+            if signature not in kernel.overloads:
+                kernel.enable_caching()
     return ""

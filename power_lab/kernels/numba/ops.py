@@ -15,7 +15,7 @@ from power_lab.kernels.numba.team import PITCH, SCRATCH, Team
 from power_lab.kernels.ops import BLOCK, Array, Batch, KVCache, SampleRows, Weight
 from power_lab.kernels.quants import GEOMETRY, QuantType, row_bytes
 
-FEW_ROWS = 32  # results of gated products are reserved for these at load, for more when they come
+FEW_ROWS = 32  # scratch for gated products of these is there from the first use of a weight; for more when they come
 
 
 class NumbaOps:
@@ -58,11 +58,12 @@ class NumbaOps:
         """Compile or load everything and start the team; without this, the first operation does it."""
         if self._loop is not None:
             return
-        self._loop = catalogue.compile_work(None if self.cache_reason else self._cache)
+        loop = catalogue.compile_work(None if self.cache_reason else self._cache)
         if progress is not None:
             progress(1, len(catalogue.ENTRIES) + 1, "the shared loop")
         catalogue.compile_entries(progress)
-        self._team.start(self._loop.ctypes, self._loop.address)
+        self._team.start(loop.ctypes, loop.address)
+        self._loop = loop
 
     def close(self) -> None:
         """End the worker threads."""
@@ -87,7 +88,6 @@ class NumbaOps:
         except ValueError as error:
             message = f"Weights of type {type!r} and shape [{rows}, {cols}] cannot be computed on: {error}."
             raise ModelFileError(message) from error
-        self._reserve(linear.scratch_floats(cols, FEW_ROWS))
         return Weight(type, rows, cols, data)
 
     def vector(self, type: QuantType, host: np.ndarray) -> Array:
@@ -203,6 +203,7 @@ class NumbaOps:
         plan = self._plans.get(weights)
         if plan is None:
             plan = self._plans[weights] = _describe(weights)
+            self._reserve(linear.scratch_floats(plan[1], FEW_ROWS))
         return plan
 
     def _reserve(self, floats: int) -> None:
