@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 import threading
-import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from power_lab.conversation import Conversation
 from power_lab.engine.config import EngineConfig, HostSettings, Paths, strict
 from power_lab.engine.request import SamplingParams
-from power_lab.errors import EngineClosed, EngineInUse, HostUnavailable, QueueFull, RequestCancelled, StepFailed
+from power_lab.errors import EngineClosed, EngineInUse, RequestCancelled, StepFailed
+from power_lab.many import derived_seed, in_order
 
 if TYPE_CHECKING:
     from power_lab.engine.host.api import Prompting
@@ -195,7 +194,7 @@ class Lab:
 
         runs: list[Run] = []
         with self._closing_noticed(), CountBar(len(prompts), progress) as bar:
-            for record in _in_order(len(prompts), submit, IN_FLIGHT):
+            for record in in_order(len(prompts), submit, IN_FLIGHT):
                 runs.append(_sound(self._keep(record)))
                 bar.update()
         return runs
@@ -331,67 +330,6 @@ class Lab:
             return f"<Lab: no engine yet; the next call loads {self._config.model!r}>"
         facts = engine.facts
         return f"<Lab: {facts.model} ({facts.file}), {facts.mode} on {facts.device}, {facts.threads} threads, host pid {engine.client.pid}>"
-
-
-class Conversation:
-    """A chat whose every turn continues the exact tokens of the turns before, so that their KV blocks are reused.
-
-    A turn that fails or is interrupted leaves the conversation as it was.
-
-    Attributes:
-        turns: the runs so far.
-    """
-
-    def __init__(self, lab: Lab, system: str | None, params: Mapping[str, Any]) -> None:
-        self._lab = lab
-        self._system = system
-        self._params = dict(params)
-        self.turns: list[Run] = []
-
-    def say(self, text: str, **params: Any) -> Run:
-        """One turn: the user's message in, the run of the answer out. `params` override the conversation's for this turn."""
-        run = self._lab.generate(self._prompt(text), **{**self._params, **params})
-        self.turns.append(run)
-        return run
-
-    def _prompt(self, text: str) -> Prompting:
-        if self.turns:
-            record = self.turns[-1].record
-            return self._lab.engine.continuation(record.prompt_tokens, record.tokens, text)
-        opening = [{"role": "system", "content": self._system}] if self._system is not None else []
-        return [*opening, {"role": "user", "content": text}]
-
-
-def derived_seed(seed: int, index: int) -> int:
-    """The seed of run `index` of a `generate_many` call with `seed`: SHA-256, 63 bits, the same everywhere."""
-    digest = hashlib.sha256(f"power-lab/many/{seed}/{index}".encode()).digest()
-    return int.from_bytes(digest[:8], "little") >> 1
-
-
-def _in_order(count: int, submit: Callable[[int], RemoteRun], window: int) -> Iterator[RunRecord]:
-    """Records of runs 0..count-1, at most `window` in flight. Whatever ends this early cancels and awaits the rest."""
-    flying: deque[tuple[int, RemoteRun]] = deque()
-    begun = 0
-    try:
-        while begun < count or flying:
-            while begun < count and len(flying) < window:
-                flying.append((begun, submit(begun)))
-                begun += 1
-            index, run = flying[0]
-            try:
-                record = run.result()
-            except QueueFull:  # other clients fill the queue: this one comes back when there is room
-                time.sleep(0.05)
-                flying[0] = index, submit(index)
-                continue
-            flying.popleft()
-            yield record
-    finally:
-        with suppress(HostUnavailable):
-            for _, run in flying:
-                run.cancel()
-        for _, run in flying:
-            run.settle()
 
 
 def _sound(run: Run) -> Run:

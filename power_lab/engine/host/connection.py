@@ -21,7 +21,9 @@ from power_lab.errors import ConfigError, EngineClosed, PowerLabError, ProtocolE
 if TYPE_CHECKING:
     from power_lab.engine.host.server import Host
 
-SEND_LIMIT = 32 << 20  # bytes that may wait for a client that does not read, beyond one reply
+SEND_LIMIT = 32 << 20  # bytes that may wait for a client that reads nothing for STALL_S seconds
+SEND_HARD_LIMIT = 512 << 20  # bytes that may wait for any client
+STALL_S = 5.0
 RUN_LIMIT = 4096
 TASK_LIMIT = 64
 HELLO_TIMEOUT = 10.0
@@ -51,6 +53,8 @@ class Connection:
         self._runs: dict[int, Run] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._open = True
+        self._written = self._read_by_client = 0
+        self._moved = time.monotonic()
         self.pid, self.name, self.observer = pid, "", False
         self.since = time.monotonic()
 
@@ -239,15 +243,22 @@ class Connection:
 
     def send(self, frame: wire.Reply) -> None:
         """Queue a reply. A client that leaves too much unread is cut off: its requests must not pile up in the host."""
-        if not self._open:
+        if not self._open or self._writer.transport.is_closing():
             return
-        transport = self._writer.transport
-        if transport.get_write_buffer_size() > SEND_LIMIT:
+        data = wire.pack(frame, wire.REPLY_LIMIT)
+        if self._stalled():
             self._host.log.warning("client %s does not read; it is cut off", self.title)
             self._open = False
-            transport.abort()
-        elif not transport.is_closing():
-            self._writer.write(wire.pack(frame, wire.REPLY_LIMIT))
+            self._writer.transport.abort()
+        else:
+            self._written += len(data)
+            self._writer.write(data)
+
+    def _stalled(self) -> bool:
+        waiting, now = self._writer.transport.get_write_buffer_size(), time.monotonic()
+        if self._written - waiting != self._read_by_client:
+            self._read_by_client, self._moved = self._written - waiting, now
+        return waiting > SEND_HARD_LIMIT or (waiting > SEND_LIMIT and now - self._moved > STALL_S)
 
     def cancel_all(self) -> None:
         """Cancel every run; each still ends with its record."""

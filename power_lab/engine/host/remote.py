@@ -26,6 +26,7 @@ class RemoteRun:
         self.id = mail.id
         self.record: RunRecord | None = None
         self._error: PowerLabError | None = None
+        self._settled = False
 
     def cancel(self) -> None:
         """End the run at the next step boundary."""
@@ -46,7 +47,10 @@ class RemoteRun:
         return self.record
 
     def settle(self) -> None:
-        """Cancel, and wait until the engine has let go of the run. Never raises for the engine's sake."""
+        """Cancel, and wait until the engine has let go of the run, once. Never raises for the engine's sake."""
+        if self._settled:
+            return
+        self._settled = True
         try:
             self.cancel()
             while self.record is None:

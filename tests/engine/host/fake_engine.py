@@ -2,7 +2,8 @@
 
 The model's name says how it behaves: `fake`, `slow-load` (a second of loading), `broken` (a typed error while loading), `bug` (an untyped
 one), `exits` (SystemExit while loading). Prompts may ask for faults: `raise typed`, `raise bug`, `abort` (the process dies),
-`fail` (the run ends with finish `error`). A prompt that holds `slow` takes 20 ms a token; `flood` makes each piece a megabyte.
+`fail` (the run ends with finish `error`). A prompt that holds `slow` takes 20 ms a token; `flood` gives
+a megabyte every 100 ms.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ class FakeEngine:
             os.abort()
         ticket = FakeTicket(next(self._numbers))
         self._live[ticket.id] = ticket
-        pace = 0.02 if "slow" in str(prompt) else 0.0
+        pace = 0.1 if "flood" in str(prompt) else 0.02 if "slow" in str(prompt) else 0.0
         work = threading.Thread(
             target=self._work, args=(ticket, prompt, params, cache_key, pace, on_delta, on_done), daemon=True
         )

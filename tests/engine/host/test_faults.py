@@ -339,7 +339,7 @@ def test_a_client_that_does_not_read_is_cut_off_and_its_run_cancelled(home: Home
         sock.sendall(wire.pack(wire.Load(id=1, config=EngineConfig(model="fake")), 4096))
         while not isinstance(wire.reply_of(wire.receive_frame(sock, wire.REPLY_LIMIT) or b""), wire.Loaded):
             continue
-        flood = wire.Submit(id=2, engine=engine.key, prompt="flood slow", params=SamplingParams(max_tokens=100_000))
+        flood = wire.Submit(id=2, engine=engine.key, prompt="flood", params=SamplingParams(max_tokens=100_000))
         sock.sendall(wire.pack(flood, 4096))
         eventually(lambda: "does not read" in home.log)
     eventually(lambda: watcher.status().engines[0].runs == 0)
