@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from IPython.core.error import UsageError
-from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_var_expand
+from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 
 from power_lab.jupyter.options import Options, generate_options, sampling_of, settings_of
 from power_lab.lab import Lab
@@ -78,7 +78,6 @@ class PowerLabMagics(Magics):
 
             display(run)
 
-    @no_var_expand
     @line_magic
     def lab(self, line: str) -> Any:
         """The engine: `%lab status | load [MODEL] [key=value ...] | configure key=value ... | explain | memory | models | unload |

@@ -172,6 +172,9 @@ def test_two_kernels_share_one_engine(kernel: Kernel, start, home: Home):
 def test_lab_commands(kernel: Kernel):
     assert kernel.run("%lab load fake kv_tokens=128 mode=fast prefix_cache=false").status == "ok"
     assert kernel.run("print(lab.facts.config['kv_tokens'], lab.facts.mode)").text == "128 fast\n"
+    assert kernel.run(
+        "name = 'fake'\n%lab load {name} kv_tokens=192\nprint(lab.facts.config['kv_tokens'])"
+    ).text.endswith("192\n")
     assert "fake" in kernel.run("%lab status").text
     assert "the default" in kernel.run("%lab explain").text
     assert "workspace" in kernel.run("%lab memory").text
