@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -86,7 +88,7 @@ def test_chunking_does_not_change_bits(heads: tuple[int, int, int], cuts: list[i
     ops, tables = data.one_thread(), sequence(12, seed=5)
     cache = data.poisoned_cache(ops, 12, kv_heads, dim)
     edges = sorted({0, TOKENS, *cuts})
-    for first, last in zip(edges[:-1], edges[1:], strict=True):
+    for first, last in pairwise(edges):
         part = run(ops, qkv[first:last], np.arange(first, last), tables, q_heads, cache, interleaved)
         assert part.tobytes() == whole[first:last].tobytes()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import gguf
 import numpy as np
 import pytest
@@ -89,7 +91,7 @@ def test_a_rows_bits_do_not_depend_on_its_company(case: tuple[QuantType, int, in
     for r in range(64):
         data.one_thread().linear(x[r : r + 1], (weight,), alone[r : r + 1])
         data.one_thread().gate_up(x[r : r + 1], weight, weight, gated[r : r + 1])
-    for first, last in zip(cuts[:-1], cuts[1:], strict=True):
+    for first, last in pairwise(cuts):
         rows = order[first:last]
         out = data.poison(len(rows), n)
         ops.linear(x[rows], (weight,), out)
