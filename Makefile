@@ -26,7 +26,7 @@ help:
 	@echo "make test    set up once, then every check and test, as CI runs them"
 	@echo "make setup   .venv, the default model, compiled kernels"
 	@echo "make lint    ruff, pyright, import rules"
-	@echo "make bench   measure this machine"
+	@echo "make bench   speed on this machine, beside llama.cpp and transformers (minutes)"
 	@echo "make clean   remove .venv and build leftovers (models stay in the user's cache)"
 
 setup: $(VENV)/.installed $(VENV)/.warm
@@ -42,8 +42,10 @@ lint: $(VENV)/.dev
 	@echo "pyright";  $(BIN)/pyright --pythonpath $(BIN)/python | tail -n 40
 	@echo "imports";  $(BIN)/lint-imports --no-cache >.venv/imports.log || { cat .venv/imports.log; exit 1; }
 
-bench: setup
-	@$(BIN)/python -m bench
+bench: $(VENV)/.dev $(VENV)/.warm
+	@$(BIN)/python bench/cpu.py
+	@$(BIN)/python bench/kernels.py
+	@$(BIN)/python bench/lifecycle.py
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .hypothesis .ruff_cache .import_linter_cache test-results

@@ -30,7 +30,7 @@ def test_it_is_saved_as_it_was_run():
 
 
 @pytest.fixture(scope="module")
-def executed(tmp_path_factory):
+def executed(tmp_path_factory, smollm2_path):
     """The tour, run from top to bottom by `power-lab run` with an engine host of its own."""
     home = own_home(tmp_path_factory.mktemp("home"))
     output = tmp_path_factory.mktemp("out") / "tour.ipynb"

@@ -1,4 +1,7 @@
-"""Fixtures: one JupyterLab and one browser for all browser tests; a fresh page for each."""
+"""Fixtures: one JupyterLab and one browser for all browser tests; a fresh page for each.
+
+They end with this package: while Playwright's synchronous form is open, no other test may run an event loop.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,8 @@ from tests.homes import own_home
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="session")
-def lab_server(tmp_path_factory):
+@pytest.fixture(scope="package")
+def lab_server(tmp_path_factory, smollm2_path):
     """JupyterLab on a folder that holds a copy of the notebooks, with its own settings and its own engine host."""
     root, private = tmp_path_factory.mktemp("notebooks"), tmp_path_factory.mktemp("jupyter")
     for notebook in (ROOT / "notebooks").glob("*.ipynb"):
@@ -25,7 +28,7 @@ def lab_server(tmp_path_factory):
         yield server
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def browser():
     from playwright.sync_api import sync_playwright
 

@@ -119,7 +119,7 @@ class LabPage:
         page.on("request", self._note_request)
         page.on("websocket", lambda socket: self._note_address(socket.url))
         page.on("console", self._note_console)
-        page.on("pageerror", lambda error: self.errors.append(f"uncaught: {error}"))
+        page.on("pageerror", lambda error: self.errors.append(f"uncaught: {error.stack or error}"))
 
     def open(self, notebook: str) -> None:
         """Open a notebook and wait until its kernel is ready."""
