@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -51,9 +51,9 @@ class Home:
         for client in self._clients:
             client.close()
         for process in self.hosts():
-            process.send_signal(signal.SIGCONT)
-            process.kill()
-            process.wait(HANG_S)
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+                process.wait(HANG_S)
 
 
 @contextmanager
@@ -75,7 +75,15 @@ def eventually(condition: Callable[[], bool]) -> None:
 
 def kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
-    eventually(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    eventually(lambda: ended(pid))
+
+
+def ended(pid: int) -> bool:
+    """Whether a process is gone, reaped or not."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def raises(kind: type[PowerLabError], call: Callable[[], object]) -> PowerLabError:

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 
-import psutil
 import pytest
 
 from power_lab.engine.config import EngineConfig, HostSettings
@@ -26,7 +25,7 @@ from power_lab.errors import (
     ProtocolError,
     QueueFull,
 )
-from tests.hosting import Home, eventually, raises
+from tests.hosting import Home, ended, eventually, raises
 
 
 def test_output_streams_and_the_record_is_whole(home: Home):
@@ -261,7 +260,7 @@ def test_idle_engines_end_then_the_empty_host(home: Home):
     assert run.result().finish == "length", "a held engine is not idle"
     pid = engine.client.pid
     engine.client.close()
-    eventually(lambda: not psutil.pid_exists(pid))
+    eventually(lambda: ended(pid))
     assert "it was idle for 0 s" in home.log
     assert not Place.of(home.paths).socket.exists()
     assert home.engine().client.pid != pid
