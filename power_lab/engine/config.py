@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import site
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -86,6 +85,8 @@ def strict(kind: type[T], settings: dict[str, Any]) -> T:
     try:
         return msgspec.convert(settings, kind)
     except msgspec.ValidationError as error:
+        if isinstance(error.__cause__, ConfigError):  # from a __post_init__: it names its own key
+            raise error.__cause__ from None
         message, _, path = str(error).partition(" - at `$.")
         raise ConfigError(path.rstrip("`") or kind.__name__, message) from None
 
@@ -93,20 +94,6 @@ def strict(kind: type[T], settings: dict[str, Any]) -> T:
 def _between(key: str, value: float, low: float, high: float) -> None:
     if not low <= value <= high:
         raise ConfigError(key, f"{value} is outside {low}..{high}")
-
-
-def tame_openmp() -> str:
-    """Let idle OpenMP workers sleep soon, unless the user has set a policy himself. Returns what is in force, for `explain()`.
-
-    By default libgomp's workers spin for a long time between parallel regions. On a busy machine a spinning worker keeps the
-    thread that everyone waits for from running; with a short spin the gaps inside a step are still bridged. libgomp reads the
-    variable when it is first loaded, so this comes before the kernels.
-    """
-    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
-        if name in os.environ:
-            return f"{name}={os.environ[name]}, set by the user"
-    os.environ["GOMP_SPINCOUNT"] = "2000"
-    return "idle workers sleep after a short spin"
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +130,7 @@ class Paths:
         if session and Path(session).is_dir():
             runtime = Path(session, "power-lab")
         else:
-            runtime = Path(tempfile.gettempdir(), f"power-lab-{os.getuid()}")
+            runtime = Path("/tmp", f"power-lab-{os.getuid()}")  # and not TMPDIR: all of a user's processes meet here
         return cls(dirs.user_cache_path, runtime, dirs.user_state_path)
 
 

@@ -84,6 +84,7 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config or EngineConfig()
+        self._owns_device = loaded is None
         self._loaded = loaded or load(self.config, paths or Paths.default(), progress or (lambda *_: None))
         self.facts: EngineFacts = self._loaded.facts
         self.context = min(self._loaded.context, self.config.context or self._loaded.context, self.config.kv_tokens)
@@ -285,6 +286,8 @@ class Engine:
             for live in list(self._live.values()):
                 self._scheduler.end(live.request, Finish.CANCELLED, EngineClosed("The engine was closed."))
                 self._settle(live, self._clock())
+        if self._owns_device:
+            self._runner.ops.close()
 
     def _run(self) -> None:
         while True:

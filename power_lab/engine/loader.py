@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import msgspec
 
-from power_lab.engine.config import EngineConfig, Paths, tame_openmp
+from power_lab.engine.config import EngineConfig, Paths
 from power_lab.engine.models import family
 from power_lab.engine.models.decoder import Decoder
-from power_lab.engine.models.spec import ModelSpec
+from power_lab.engine.models.spec import ModelSpec, ModelWeights
 from power_lab.engine.revision import code_digest, versions
 from power_lab.engine.tokenizer import Tokenizer
 from power_lab.engine.trace import EngineFacts
@@ -19,6 +21,7 @@ from power_lab.engine.weights.gguf import GgufFile
 from power_lab.engine.weights.source import GgufSource
 from power_lab.errors import ConfigError
 from power_lab.kernels.ops import Ops
+from power_lab.kernels.probe import Shapes, probe
 from power_lab.kernels.table import select
 from power_lab.models import ensure
 
@@ -47,7 +50,6 @@ def load(config: EngineConfig, paths: Paths, progress: Progress) -> Loaded:
     Raises ConfigError, ModelFileError, TokenizerError or DownloadError (the model is not on this machine); nothing stays half-loaded.
     """
     threads = config.threads or len(os.sched_getaffinity(0))
-    waiting = tame_openmp()
     ops = select("cpu", config.mode, threads, paths.kernels)
     ops.warm_up(lambda done, total, name: progress(f"kernels: {name}", done, total))
     entry = ensure(config.model, paths, progress)
@@ -59,6 +61,8 @@ def load(config: EngineConfig, paths: Paths, progress: Progress) -> Loaded:
     context, why = _context(config, spec)
     weights = wiring.weights(spec, GgufSource(file), ops)
     progress("model file", 1, 1)
+    if config.mode == "exact":
+        _prove(ops, spec, weights, paths, progress)
     facts = EngineFacts(
         model=entry.name,
         file=entry.path.name,
@@ -82,9 +86,28 @@ def load(config: EngineConfig, paths: Paths, progress: Progress) -> Loaded:
         "threads": f"{threads} of {os.cpu_count()} cores"
         + ("" if config.threads else " (all that this process may use)"),
         "context": why,
-        "kernels": "; ".join((*ops.reasons(), waiting)),
+        "kernels": "; ".join(ops.reasons()),
     }
     return Loaded(Decoder(spec, weights, ops, context), tokenizer, facts, context, reasons)
+
+
+def _prove(ops: Ops, spec: ModelSpec, weights: ModelWeights, paths: Paths, progress: Progress) -> None:
+    """The load-time probe of DESIGN section 1: raises ExactnessError unless rows are independent on this model's own shapes.
+
+    A pass is remembered per arithmetic digest and set of shapes.
+    """
+    a = spec.attention
+    shapes = Shapes(frozenset((w.type, w.rows, w.cols) for w in weights.matrices()), a.heads, a.kv_heads, a.head_dim)
+    key = hashlib.sha256(f"{ops.digest()} {sorted(shapes.linears)} {a}".encode()).hexdigest()[:32]
+    proved = paths.kernels / "proved" / key
+    if proved.exists():
+        return
+    progress("exactness probe", 0, 1)
+    probe(ops, shapes)
+    progress("exactness probe", 1, 1)
+    with suppress(OSError):  # an unwritable cache costs the probe each time
+        proved.parent.mkdir(parents=True, exist_ok=True)
+        proved.touch()
 
 
 def from_parts(model: Decoder, tokenizer: Tokenizer, facts: EngineFacts) -> Loaded:

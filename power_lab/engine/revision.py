@@ -7,15 +7,17 @@ from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 
+_PARTS, _FILES = ("engine", "kernels"), ("__init__.py", "errors.py", "hashes.py", "models.py")
 _LIBRARIES = ("numpy", "numba", "llvmlite", "torch", "triton", "tokenizers", "jinja2", "msgspec", "blake3")
 
 
 @lru_cache(maxsize=1)
 def code_digest() -> str:
-    """Hex SHA-256 over every Python source of the installed package (relative name and contents, in order)."""
+    """Hex SHA-256 over the sources that the engine host runs (relative name and contents, in order)."""
     package = Path(__file__).resolve().parents[1]
     hasher = hashlib.sha256(b"power-lab code v1\0")
-    for path in sorted(package.rglob("*.py")):
+    sources = [path for part in _PARTS for path in (package / part).rglob("*.py")]
+    for path in sorted([*sources, *(package / name for name in _FILES)]):
         name, text = path.relative_to(package).as_posix().encode(), path.read_bytes()
         hasher.update(b"%d %s\0%d\0" % (len(name), name, len(text)))
         hasher.update(text)

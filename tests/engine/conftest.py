@@ -14,8 +14,6 @@ from tests import tiny
 @pytest.fixture(scope="session")
 def numba_ops() -> Callable[[int], Ops]:
     """The exact CPU operation table for a number of threads, made once."""
-    from power_lab.engine.config import tame_openmp
     from power_lab.kernels.table import select
 
-    tame_openmp()
     return lru_cache(lambda threads: select("cpu", "exact", threads, tiny.cache_dir()))

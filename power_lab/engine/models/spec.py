@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from power_lab.kernels.ops import Array, Weight
@@ -87,3 +88,9 @@ class ModelWeights:
     head: Weight
     bytes_by_type: dict[str, int] = field(default_factory=dict)
     parameters: int = 0
+
+    def matrices(self) -> Iterator[Weight]:
+        """Every matrix that is multiplied with activations."""
+        for layer in self.layers:
+            yield from (layer.q, layer.k, layer.v, layer.o, layer.gate, layer.up, layer.down)
+        yield self.head

@@ -1,0 +1,46 @@
+"""Settings: unknown keys and wrong values are named, also when a check of the struct itself finds them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from power_lab.engine.config import OWNERS, EngineConfig, Paths, strict
+from power_lab.engine.request import SamplingParams
+from power_lab.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "key", "words"),
+    [
+        (EngineConfig, {"treads": 2}, "treads", "Known settings: model"),
+        (EngineConfig, {"threads": "two"}, "threads", "int"),
+        (EngineConfig, {"threads": -1}, "threads", "outside"),
+        (EngineConfig, {"kv_tokens": 100}, "kv_tokens", "Use 128"),
+        (EngineConfig, {"mode": "approximate"}, "mode", "approximate"),
+        (SamplingParams, {"temperature": -0.1}, "temperature", "outside"),
+        (SamplingParams, {"speculate": "dflash"}, "speculate", "dflash"),
+        (SamplingParams, {"stop": ("",)}, "stop", "characters"),
+        (SamplingParams, {"logit_bias": {5: 1e9}}, "logit_bias[5]", "outside"),
+    ],
+)
+def test_wrong_settings_name_their_key(kind: Any, settings: dict[str, Any], key: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as caught:
+        strict(kind, settings)
+    assert caught.value.key == key
+
+
+def test_every_setting_has_an_owner() -> None:
+    assert OWNERS.keys() == set(EngineConfig.__struct_fields__)
+
+
+def test_paths_follow_the_home_or_the_session(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("POWER_LAB_HOME", str(tmp_path))
+    assert Paths.default() == Paths(tmp_path / "cache", tmp_path / "run", tmp_path / "state")
+    monkeypatch.delenv("POWER_LAB_HOME")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert Paths.default().runtime == tmp_path / "power-lab"
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "gone"))
+    assert Paths.default().runtime.parent == Path("/tmp")

@@ -1,0 +1,86 @@
+"""Loading: what is refused and why, and that exact mode needs no torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from power_lab.engine import loader
+from power_lab.engine.config import EngineConfig, Paths
+from power_lab.errors import ConfigError, ExactnessError, ModelFileError
+from power_lab.kernels.numba.ops import NumbaOps
+
+
+@pytest.fixture
+def paths(tmp_path: Path, smollm2_path: Path) -> Paths:
+    """Fresh folders with the user's model and compiled kernels in them."""
+    (tmp_path / "cache" / "numba").mkdir(parents=True)
+    (tmp_path / "cache" / "models").symlink_to(smollm2_path.parent)
+    for folder in Paths.default().kernels.glob("*"):
+        if folder.name != "proved":
+            (tmp_path / "cache" / "numba" / folder.name).symlink_to(folder)
+    return Paths(tmp_path / "cache", tmp_path / "run", tmp_path / "state")
+
+
+def load(paths: Paths, **settings: Any) -> loader.Loaded:
+    return loader.load(EngineConfig(**settings), paths, lambda *_: None)
+
+
+def test_the_default_model_loads_with_its_facts(paths: Paths, smollm2_path: Path) -> None:
+    loaded = load(paths)
+    facts = loaded.facts
+    assert facts.sha256.startswith("b179c952") and facts.license == "Apache-2.0"
+    assert (facts.architecture, facts.vocab, facts.parameters) == ("llama", 49152, 134_515_008)
+    assert set(facts.quantisation) == {"Q4_1", "Q8_0", "F32"}
+    assert sum(facts.quantisation.values()) < smollm2_path.stat().st_size
+    assert list((paths.kernels / "proved").iterdir()), "the passed probe is remembered"
+    loaded.model.ops.close()
+
+
+def test_a_kernel_that_depends_on_its_neighbours_refuses_exact_mode(
+    paths: Paths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Planted(NumbaOps):
+        """A linear whose last bit depends on how many rows there are."""
+
+        def linear(self, x: Any, weights: Any, out: Any) -> None:
+            super().linear(x, weights, out)
+            if len(x) > 1:
+                out[-1, 0] = np.nextafter(out[-1, 0], np.float32(np.inf))
+
+    monkeypatch.setattr(loader, "select", lambda device, mode, threads, cache: Planted(cache, threads))
+    with pytest.raises(ExactnessError, match="linear"):
+        load(paths)
+    assert not (paths.kernels / "proved").exists()
+
+
+def test_contexts_that_do_not_fit_are_refused_with_the_numbers(paths: Paths) -> None:
+    with pytest.raises(ConfigError, match=r"context: 9000 .*8192"):
+        load(paths, context=9000)
+    with pytest.raises(ConfigError, match=r"kv_tokens to 4096"):
+        load(paths, context=4096, kv_tokens=1024)
+    loaded = load(paths, kv_tokens=1024)
+    assert loaded.context == 1024 and "kv_tokens" in loaded.reasons["context"]
+
+
+def test_an_unknown_architecture_is_named(paths: Paths, smollm2_path: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.gguf"
+    other.write_bytes(smollm2_path.read_bytes().replace(b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0lamma", 1))
+    with pytest.raises(ModelFileError, match="'lamma' is not supported"):
+        load(paths, model=str(other))
+
+
+def test_exact_mode_imports_no_torch(paths: Paths) -> None:
+    code = (
+        "import sys; from pathlib import Path; from power_lab.engine.config import Paths, EngineConfig; from power_lab.engine.engine import Engine\n"
+        f"paths = Paths(*map(Path, {[str(paths.cache), str(paths.runtime), str(paths.state)]!r}))\n"
+        "engine = Engine(EngineConfig(), paths=paths); print(engine.generate('Hi').finish); engine.close()\n"
+        "print(sorted({'torch', 'xarray', 'bokeh', 'ipykernel', 'transformers'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines() == ["stop", "[]"], done.stderr
