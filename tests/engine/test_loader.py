@@ -77,7 +77,8 @@ def test_an_unknown_architecture_is_named(paths: Paths, smollm2_path: Path, tmp_
 
 def test_exact_mode_imports_no_torch(paths: Paths) -> None:
     code = (
-        "import sys; from pathlib import Path; from power_lab.engine.config import Paths, EngineConfig; from power_lab.engine.engine import Engine\n"
+        "import sys; from pathlib import Path\n"
+        "from power_lab.engine.config import Paths, EngineConfig; from power_lab.engine.engine import Engine\n"
         f"paths = Paths(*map(Path, {[str(paths.cache), str(paths.runtime), str(paths.state)]!r}))\n"
         "engine = Engine(EngineConfig(), paths=paths); print(engine.generate('Hi').finish); engine.close()\n"
         "print(sorted({'torch', 'xarray', 'bokeh', 'ipykernel', 'transformers'} & set(sys.modules)))"
