@@ -87,7 +87,8 @@ class SampleRows:
     Attributes:
         temperature: float32 [Q]; 0 is greedy (largest logit, lowest id on a tie).
         top_k: int32 [Q]; 0 is off.
-        top_p: float32 [Q]; 1 is off. Smallest set of most likely tokens whose mass reaches top_p; always at least one.
+        top_p: float32 [Q]; 1 is off. Smallest set of most likely tokens, of those that top-k left, whose share of their mass
+            reaches top_p; always at least one. Among equal tokens the lower ids come first, here and in top-k.
         min_p: float32 [Q]; 0 is off. Keeps tokens with probability >= min_p * the largest.
         repetition: float32 [Q]; 1 is off. Positive logits of tokens in the history are divided by it, negative ones multiplied.
         presence: float32 [Q]; 0 is off. Subtracted once from logits of tokens generated so far.
@@ -191,7 +192,8 @@ class Ops(Protocol):
     def sample(self, logits: Array, rows: SampleRows, tokens: Array) -> None:
         """Draw one token per row: penalties, bias, temperature, top-k, top-p, min-p, then Gumbel-max with counter noise.
 
-        logits f32 [Q, V] are read, not changed. tokens int32 [Q].
+        logits f32 [Q, V] are read, not changed. tokens int32 [Q]. The noise is `reference.gumbel`, the same on every device.
+        Raises StepFailed naming the rows that hold NaN or have no finite largest logit.
         """
         ...
 

@@ -1,0 +1,1 @@
+"""Exact kernels for the CPU, compiled by Numba: plain functions over addresses, vector code emitted as LLVM IR."""
