@@ -161,9 +161,15 @@ class LabPage:
         return [f"{rule['id']}: {node['html'][:200]}" for rule in found for node in rule["nodes"]]
 
     def theme(self, name: str) -> None:
-        """Switch to `JupyterLab Light` or `JupyterLab Dark` and wait for its colours."""
+        """Switch to `JupyterLab Light` or `JupyterLab Dark` and wait for its colours.
+
+        Also for the end of the splash: JupyterLab removes it twice, with an error, when the next switch comes within its fading.
+        """
         self.command("apputils:change-theme", theme=name)
-        self.page.wait_for_function("name => document.body.dataset.jpThemeName === name", arg=name)
+        self.page.wait_for_function(
+            "name => document.body.dataset.jpThemeName === name && !document.getElementById('jupyterlab-splash')",
+            arg=name,
+        )
 
     def picture(self, name: str) -> None:
         """A screenshot in both themes, for people to look at."""
