@@ -119,18 +119,22 @@ class Scheduler:
         spans: list[Span] = []
         preempted: list[int] = []
         rows, logits = self.limits.step_tokens, self.limits.sampled_rows
-        behind = len(self.running)
+        # Each request behind the one at hand, and the first that could be admitted, keeps a row, and each behind it the blocks of
+        # its known tokens: so drafts never starve a neighbour and never preempt one.
+        behind = len(self.running) + (bool(self.waiting) and len(self.running) < self.limits.max_batch)
+        owed = sum(_lacking(request) for request in self.running)
         for request in list(self.running):
-            behind -= 1  # each request behind this one keeps a row, so that drafts never starve a neighbour
+            behind -= 1
+            owed -= _lacking(request)
             if request.id in preempted:
                 continue
-            span = self._grow(request, rows, min(rows, logits) - behind - 1, preempted)
+            span = self._grow(request, rows, min(rows, logits) - behind - 1, owed, preempted)
             if span is not None:
                 spans.append(span)
                 rows -= span.rows
                 logits -= max(span.sampled, 1)
         if not preempted:
-            self._admit(spans, rows)
+            self._admit(spans, rows, logits)
         if not spans:
             return None
         self._steps += 1
@@ -178,14 +182,14 @@ class Scheduler:
         by_id = {request.id: request for request in self.running}
         return [(by_id[span.request_id], span) for span in plan.spans if span.request_id in by_id]
 
-    def _grow(self, request: Request, rows: int, draft_rows: int, preempted: list[int]) -> Span | None:
-        """Rows for a running request, preempting later ones if the pool is short."""
+    def _grow(self, request: Request, rows: int, draft_rows: int, owed: int, preempted: list[int]) -> Span | None:
+        """Rows for a running request, preempting later ones if the pool is short. `owed` blocks are not for its drafts."""
         end = _chunk_end(request, rows)
         if end <= request.computed:
             return None
         drafts = request.drafts[: max(0, draft_rows)] if end == request.computed + 1 == len(request.tokens) else ()
-        room = (len(request.blocks) + self.pool.available) * BLOCK_TOKENS
-        drafts = drafts[: max(0, room - end)]  # drafts never preempt anyone
+        room = (len(request.blocks) + self.pool.available - owed) * BLOCK_TOKENS
+        drafts = drafts[: max(0, room - end)]
         while (fresh := self.pool.allocate(max(0, blocks_for(end + len(drafts)) - len(request.blocks)))) is None:
             victim = self.running[-1]
             self.preempt(victim)
@@ -194,9 +198,9 @@ class Scheduler:
                 return None
         return self._span(request, end, drafts, fresh)
 
-    def _admit(self, spans: list[Span], rows: int) -> None:
-        """Start waiting requests, first come first served, while rows, batch and blocks last."""
-        while self.waiting and rows > 0 and len(self.running) < self.limits.max_batch:
+    def _admit(self, spans: list[Span], rows: int, logits: int) -> None:
+        """Start waiting requests, first come first served, while rows, logit rows, batch and blocks last."""
+        while self.waiting and min(rows, logits) > 0 and len(self.running) < self.limits.max_batch:
             request = self.waiting[0]
             hits = self._hits(request)
             spare = len(self.running)  # each running request may need a block soon: do not admit into a preemption
@@ -216,6 +220,7 @@ class Scheduler:
             span = self._span(request, end, (), fresh)
             spans.append(span)
             rows -= span.rows
+            logits -= span.sampled
 
     def _hits(self, request: Request) -> list[int]:
         """Longest run of cached blocks; at least one token is always left to compute."""
@@ -256,14 +261,19 @@ class Scheduler:
         keep = blocks_for(request.computed)
         self.pool.release(request.blocks[keep:])
         del request.blocks[keep:]
-        if not self._reuse:
-            return
         full = request.computed // BLOCK_TOKENS
+        if not self._reuse or first >= full:
+            return
         start = self._root(request.namespace)
         chain(start, request.tokens, full, request.hashes)
         for index in range(first, full):
             parent = request.hashes[index - 1] if index else start
             request.blocks[index] = self.pool.seal(request.blocks[index], request.hashes[index], parent, index)
+
+
+def _lacking(request: Request) -> int:
+    """Blocks that a running request still needs for its known tokens."""
+    return blocks_for(len(request.tokens)) - len(request.blocks)
 
 
 def _chunk_end(request: Request, rows: int) -> int:

@@ -122,6 +122,7 @@ def test_every_schedule_gives_the_same_tokens(
         plan = scheduler.plan()
         if plan is not None:
             assert plan.rows <= step_tokens
+            assert sum(span.sampled for span in plan.spans) <= scheduler.limits.sampled_rows
             draws = toy.run(plan)
             if rng.random() < 0.1:
                 scheduler.abort(plan)  # a step that raised: nothing moved, and what it wrote is never read
@@ -187,14 +188,59 @@ def test_full_queue_is_refused_and_changes_nothing() -> None:
 
 def test_cancel_wins_over_deadline() -> None:
     scheduler = make(4, 10, 1)
-    late, both = request(0, [1], 1), request(1, [1], 1)
-    late.deadline = both.deadline = 5.0
-    both.cancelled = True
+    late, both, gone = (request(number, [1], 1) for number in range(3))
+    late.deadline = both.deadline = gone.deadline = 5.0
+    both.cancelled = gone.cancelled = True
     scheduler.add(late)
+    scheduler.add(gone)
+    assert scheduler.expire(4.9) == [gone]
     scheduler.add(both)
-    assert scheduler.expire(4.9) == [both]
-    assert scheduler.expire(5.0) == [late]
-    assert (late.finish, both.finish) == (Finish.DEADLINE, Finish.CANCELLED)
+    assert scheduler.expire(5.0) == [late, both]
+    assert (late.finish, both.finish, gone.finish) == (Finish.DEADLINE, Finish.CANCELLED, Finish.CANCELLED)
+
+
+def decoding(scheduler: Scheduler, toy: Toy, prompts: list[list[int]], width: int) -> list[Request]:
+    """Running requests with one uncomputed token each and as many drafts, all wrong, as they have room for."""
+    requests = [request(number, prompt, 200, width) for number, prompt in enumerate(prompts)]
+    for r in requests:
+        scheduler.add(r)
+    plan = scheduler.plan()
+    assert plan is not None and len(plan.spans) == len(prompts)
+    scheduler.commit(plan, outcomes(scheduler, plan, toy.run(plan)))
+    for r in requests:
+        r.drafts = (VOCAB,) * scheduler.draft_room(r)
+    return requests
+
+
+def test_admission_beside_drafts_keeps_the_bound_on_logit_rows() -> None:
+    """The runner's workspace holds `sampled_rows` logit rows: one more would be written behind its end."""
+    scheduler, toy = make(100, 512, 16), Toy(100)
+    assert scheduler.limits.sampled_rows == 16
+    decoding(scheduler, toy, [[number] * 3 for number in range(4)], 64)
+    for number in range(4, 8):
+        scheduler.add(request(number, [number] * 3, 5))
+    plan = scheduler.plan()
+    assert plan is not None
+    assert sum(span.sampled for span in plan.spans) == 16
+    assert len(scheduler.waiting) == 3, "one logit row is kept for the first that waits"
+
+
+def test_drafts_do_not_keep_a_waiting_request_out() -> None:
+    scheduler, toy = make(100, 8, 16), Toy(100)
+    decoding(scheduler, toy, [[1] * 3], 64)
+    scheduler.add(request(9, [2] * 3, 5))
+    plan = scheduler.plan()
+    assert plan is not None
+    assert [(span.request_id, span.rows) for span in plan.spans] == [(0, 7), (9, 1)]
+
+
+def test_drafts_do_not_take_the_blocks_that_a_neighbour_needs() -> None:
+    scheduler, toy = make(1 + 4, 512, 4), Toy(1 + 4)
+    scheduler.limits = Limits(step_tokens=512, sampled_rows=256, max_batch=4, queue=4)
+    decoding(scheduler, toy, [[1] * 64, [2] * 64], 64)  # both need a second block; 64 drafts of the first want a third
+    plan = scheduler.plan()
+    assert plan is not None and plan.preempted == ()
+    assert [(span.request_id, span.rows, span.fresh) for span in plan.spans] == [(0, 64, 1), (1, 64, 1)]
 
 
 def test_a_stale_plan_is_refused_whole() -> None:
