@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
-def own_home(folder: Path) -> Path:
-    """A home with an engine host and logs of its own, and the user's models and compiled kernels, for POWER_LAB_HOME."""
+@contextmanager
+def own_home(folder: Path) -> Iterator[Path]:
+    """A folder for POWER_LAB_HOME: an engine host and logs of its own, the user's models and compiled kernels.
+
+    The host ends with it: tests should not leave engines that wait for their idle time.
+    """
     from power_lab.engine.config import Paths
+    from power_lab.lab import Lab
 
     cache = Paths.default().cache
     cache.mkdir(parents=True, exist_ok=True)
     (folder / "cache").symlink_to(cache, target_is_directory=True)
-    return folder
+    yield folder
+    Lab(paths=Paths(folder / "cache", folder / "run", folder / "state")).replace_host()  # of whatever version

@@ -23,9 +23,10 @@ def test_its_code_runs_in_the_power_lab_kernel(tmp_path, smollm2_path):
     nbformat.write(new_notebook(cells=[new_code_cell(code)]), notebook)
     home = tmp_path / "home"
     home.mkdir()
-    environment = {**os.environ, "POWER_LAB_HOME": str(own_home(home))}
     line = [sys.executable, "-m", "power_lab", "run", str(notebook)]
-    done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
+    with own_home(home):
+        environment = {**os.environ, "POWER_LAB_HOME": str(home)}
+        done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 

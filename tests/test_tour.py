@@ -32,11 +32,11 @@ def test_it_is_saved_as_it_was_run():
 @pytest.fixture(scope="module")
 def executed(tmp_path_factory, smollm2_path):
     """The tour, run from top to bottom by `power-lab run` with an engine host of its own."""
-    home = own_home(tmp_path_factory.mktemp("home"))
     output = tmp_path_factory.mktemp("out") / "tour.ipynb"
     line = [sys.executable, "-m", "power_lab", "run", str(TOUR), "--output", str(output), "--timeout", "120", "--json"]
-    environment = {**os.environ, "POWER_LAB_HOME": str(home)}
-    done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
+    with own_home(tmp_path_factory.mktemp("home")) as home:
+        environment = {**os.environ, "POWER_LAB_HOME": str(home)}
+        done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout), output
 

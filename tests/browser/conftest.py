@@ -23,9 +23,10 @@ def lab_server(tmp_path_factory, smollm2_path):
     root, private = tmp_path_factory.mktemp("notebooks"), tmp_path_factory.mktemp("jupyter")
     for notebook in (ROOT / "notebooks").glob("*.ipynb"):
         shutil.copy(notebook, root)
-    home = own_home(tmp_path_factory.mktemp("home"))
-    with lab.serve(root, private, {**os.environ, "POWER_LAB_HOME": str(home)}) as server:
-        yield server
+    with own_home(tmp_path_factory.mktemp("home")) as home:
+        environment = {**os.environ, "POWER_LAB_HOME": str(home)}
+        with lab.serve(root, private, environment) as server:
+            yield server
 
 
 @pytest.fixture(scope="package")
