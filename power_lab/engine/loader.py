@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,6 +28,9 @@ from power_lab.models import ensure
 
 Progress = Callable[[str, int, int], None]
 
+_COMPILING = threading.Lock()
+"""Compiled kernels belong to the process: of two engines that load at once, one compiles and the other waits and finds them."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Loaded:
@@ -49,9 +53,8 @@ def load(config: EngineConfig, paths: Paths, progress: Progress) -> Loaded:
 
     Raises ConfigError, ModelFileError, TokenizerError or DownloadError (the model is not on this machine); nothing stays half-loaded.
     """
-    threads = config.threads or len(os.sched_getaffinity(0))
-    ops = select("cpu", config.mode, threads, paths.kernels)
-    ops.warm_up(lambda done, total, name: progress(f"kernels: {name}", done, total))
+    threads = config.threads or _cores()
+    ops = _operations(config.mode, threads, paths, progress)
     entry = ensure(config.model, paths, progress)
     progress("model file", 0, 1)
     file = GgufFile.open(entry.path)
@@ -62,7 +65,7 @@ def load(config: EngineConfig, paths: Paths, progress: Progress) -> Loaded:
     weights = wiring.weights(spec, GgufSource(file), ops)
     progress("model file", 1, 1)
     if config.mode == "exact":
-        _prove(ops, spec, weights, paths, progress)
+        _prove(ops.digest(), threads, spec, weights, paths, progress)
     facts = EngineFacts(
         model=entry.name,
         file=entry.path.name,
@@ -91,19 +94,37 @@ def load(config: EngineConfig, paths: Paths, progress: Progress) -> Loaded:
     return Loaded(Decoder(spec, weights, ops, context), tokenizer, facts, context, reasons)
 
 
-def _prove(ops: Ops, spec: ModelSpec, weights: ModelWeights, paths: Paths, progress: Progress) -> None:
+def _cores() -> int:
+    """Cores that this process may use; not every system can tell them from all cores."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _operations(mode: str, threads: int, paths: Paths, progress: Progress) -> Ops:
+    """An operation table, compiled."""
+    with _COMPILING:
+        ops = select("cpu", mode, threads, paths.kernels)
+        ops.warm_up(lambda done, total, name: progress(f"kernels: {name}", done, total))
+    return ops
+
+
+def _prove(digest: str, threads: int, spec: ModelSpec, weights: ModelWeights, paths: Paths, progress: Progress) -> None:
     """The load-time probe of DESIGN section 1: raises ExactnessError unless rows are independent on this model's own shapes.
 
-    A pass is remembered per arithmetic digest and set of shapes.
+    A pass is remembered per arithmetic digest and set of shapes. A table keeps the weights that it has seen, so the probe, whose
+    own are as large as the model's largest, runs on one that is dropped afterwards.
     """
     a = spec.attention
     shapes = Shapes(frozenset((w.type, w.rows, w.cols) for w in weights.matrices()), a.heads, a.kv_heads, a.head_dim)
-    key = hashlib.sha256(f"{ops.digest()} {sorted(shapes.linears)} {a}".encode()).hexdigest()[:32]
+    key = hashlib.sha256(f"{digest} {sorted(shapes.linears)} {a}".encode()).hexdigest()[:32]
     proved = paths.kernels / "proved" / key
     if proved.exists():
         return
     progress("exactness probe", 0, 1)
-    probe(ops, shapes)
+    table = _operations("exact", threads, paths, lambda *_: None)
+    try:
+        probe(table, shapes)
+    finally:
+        table.close()
     progress("exactness probe", 1, 1)
     with suppress(OSError):  # an unwritable cache costs the probe each time
         proved.parent.mkdir(parents=True, exist_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,8 @@ import pytest
 
 from power_lab.engine import loader
 from power_lab.engine.config import EngineConfig, Paths
+from power_lab.engine.models import llama
+from power_lab.engine.weights.gguf import GgufFile
 from power_lab.errors import ConfigError, ExactnessError, ModelFileError
 from power_lab.kernels.numba.ops import NumbaOps
 
@@ -73,6 +76,50 @@ def test_an_unknown_architecture_is_named(paths: Paths, smollm2_path: Path, tmp_
     other.write_bytes(smollm2_path.read_bytes().replace(b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0lamma", 1))
     with pytest.raises(ModelFileError, match="'lamma' is not supported"):
         load(paths, model=str(other))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "fine"),
+    [
+        ("llama.rope.scaling.type", "linear", False),
+        ("llama.rope.scaling.type", "none", True),
+        ("llama.rope.scale_linear", 4.0, False),
+    ],
+)
+def test_scaled_rotary_positions_are_refused(key: str, value: Any, fine: bool, smollm2_path: Path) -> None:
+    file = GgufFile.open(smollm2_path)
+    plain = llama.spec(file, 49152)
+    file.metadata[key] = value
+    if fine:
+        assert llama.spec(file, 49152) == plain
+        return
+    with pytest.raises(ModelFileError, match=f"{key} {value!r}.* not supported"):
+        llama.spec(file, 49152)
+
+
+def test_the_probes_weights_are_not_kept(paths: Paths) -> None:
+    loaded = load(paths, threads=1)
+    kept = [weight for stacked in loaded.model.ops._plans for weight in stacked]  # type: ignore[attr-defined]
+    assert sum(weight.data.nbytes for weight in kept) < 1 << 20, "only norm vectors were read"
+
+
+def test_a_system_that_tells_no_affinity_uses_all_cores(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity")  # macOS
+    assert load(paths).facts.threads == os.cpu_count()
+
+
+def test_two_engines_load_at_once(paths: Paths) -> None:
+    code = (
+        "import threading; from pathlib import Path\n"
+        "from power_lab.engine.config import Paths, EngineConfig; from power_lab.engine import loader\n"
+        f"paths = Paths(*map(Path, {[str(paths.cache), str(paths.runtime), str(paths.state)]!r}))\n"
+        "done = []\n"
+        "load = lambda: done.append(loader.load(EngineConfig(threads=1), paths, lambda *_: None).facts.model)\n"
+        "threads = [threading.Thread(target=load) for _ in range(3)]\n"
+        "[t.start() for t in threads]; [t.join() for t in threads]; print(done)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == str(["smollm2"] * 3), done.stderr
 
 
 def test_exact_mode_imports_no_torch(paths: Paths) -> None:

@@ -27,7 +27,13 @@ class Metadata(Protocol):
 
 
 def spec(meta: Metadata, vocab: int) -> ModelSpec:
-    """Read the topology. Raises ModelFileError naming a missing or absurd key."""
+    """Read the topology. Raises ModelFileError naming a missing, absurd or unsupported key."""
+    scaling, factor = meta.get("llama.rope.scaling.type", str, "none"), meta.get("llama.rope.scale_linear", float, 1.0)
+    if scaling != "none" or factor != 1.0:  # ignored, they would make every logit wrong
+        raise ModelFileError(
+            f"llama.rope.scaling.type {scaling!r} with llama.rope.scale_linear {factor} is not supported.",
+            "Use a model whose rotary positions are not scaled.",
+        )
     heads = meta.require("llama.attention.head_count", int, 1, 1024)
     width = meta.require("llama.embedding_length", int, 1, 1 << 16)
     head_dim = meta.get("llama.attention.key_length", int, width // heads, 8, 1024)
