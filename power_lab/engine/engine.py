@@ -5,7 +5,8 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import msgspec
 import psutil
@@ -46,9 +47,11 @@ class Ticket:
         self._engine.cancel(self.id)
 
     def result(self, timeout: float | None = None) -> RunRecord:
-        """The finished record, whatever the finish. Raises TimeoutError after `timeout` seconds (the request goes on)."""
-        self._engine.drive(self._live.done)
-        if not self._live.done.wait(timeout):
+        """The finished record, whatever the finish.
+
+        Raises TimeoutError after `timeout` seconds (the request goes on), PowerLabError in a callback of a step that would wait for itself.
+        """
+        if not self._engine.drive(self._live.done, timeout):
             raise TimeoutError(f"Request {self.id} is not done after {timeout} s; it goes on.")
         assert self._live.record is not None, "done is set after the record"
         return self._live.record
@@ -92,9 +95,9 @@ class Engine:
         self._lock = threading.RLock()
         self._wake = threading.Condition(self._lock)
         self._closing = False
+        self._inside: int | None = None  # the thread that moves state and calls callers' functions
         self._live: dict[int, Live] = {}
         self._next_id = 0
-        self._roots: dict[str, bytes] = {}
         self._pages = self.config.kv_tokens // prefix.BLOCK_TOKENS + 1
         limits = Limits(
             step_tokens=self.config.step_tokens,
@@ -138,7 +141,7 @@ class Engine:
             chat: whether text is wrapped as a user's message; None does so where the model has a chat template.
             cache_key: namespace; prefixes are shared only between equal keys.
             deadline_s: seconds from now to the last token.
-            on_delta, on_done: called on the engine thread.
+            on_delta, on_done: called on the engine thread, which other callers wait for meanwhile. They may submit, cancel and close.
 
         Raises:
             ConfigError for bad input, CapacityError with the numbers when it cannot fit, QueueFull, EngineClosed.
@@ -241,27 +244,36 @@ class Engine:
         A raised Exception ends the requests of that step with StepFailed and the engine goes on; an interrupt changes nothing, so the
         step can simply be run again.
         """
+        self._refuse_inside()
+        worked = self._step()
+        if self._closing:
+            self._end_all()
+        return worked
+
+    def _step(self) -> bool:
         plan: StepPlan | None = None
         committed = False
         try:
-            with self._lock, uninterrupted():
+            with self._critical():
                 self._expire()
                 proposals = self._propose()
                 plan = self._scheduler.plan()
+                lives = [self._live[span.request_id] for span in plan.spans] if plan is not None else []
+                load = views.load_of(self._scheduler)
             if plan is None:
                 return False
             begun = self._clock()
-            for span in plan.spans:
-                self._live[span.request_id].begin_step(begun)
-            sampled = self._runner.execute(plan, {i: live.request for i, live in self._live.items()})
-            verdicts = self._verify(plan, sampled)
-            with self._lock, uninterrupted():
+            for live in lives:
+                live.begin_step(begun)
+            sampled = self._runner.execute(plan, {live.request.id: live.request for live in lives})
+            verdicts = _verify(plan, lives, sampled)
+            with self._critical():
                 start = self._clock()
                 ended = self._scheduler.commit(plan, [outcome for outcome, _ in verdicts])
                 committed = True
-                self._publish(plan, sampled, verdicts, proposals, begun, start, ended)
+                self._publish(plan, sampled, verdicts, proposals, load, begun, start, ended)
         except BaseException as error:
-            with self._lock, uninterrupted():
+            with self._critical():
                 if plan is not None and not committed:
                     self._scheduler.abort(plan)
                 if isinstance(error, Exception):
@@ -270,22 +282,38 @@ class Engine:
                 raise
         return True
 
-    def drive(self, done: threading.Event) -> None:
-        """Step until `done` is set, when the engine has no thread of its own."""
-        while self._thread is None and not done.is_set():
+    def drive(self, done: threading.Event, timeout: float | None = None) -> bool:
+        """Wait until `done` is set, stepping when the engine has no thread of its own. False when `timeout` seconds passed before."""
+        if not done.is_set():
+            self._refuse_inside()
+        if self._thread is not None:
+            return done.wait(timeout)
+        end = None if timeout is None else time.monotonic() + timeout
+        while not done.is_set() and (end is None or time.monotonic() < end):
             self.step()
+        return done.is_set()
 
     def close(self) -> None:
-        """End all requests with EngineClosed and free the model. Idempotent."""
+        """End all requests with EngineClosed, free the KV pool and, where the engine loaded it, the model's threads. Idempotent.
+
+        The weights are free with the engine's last reference. In a callback it takes effect at the end of the step.
+        """
         with self._lock:
             self._closing = True
             self._wake.notify()
+            if self._inside == threading.get_ident():
+                return
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
-        with self._lock:
+        self._end_all()
+
+    def _end_all(self) -> None:
+        with self._critical():
             for live in list(self._live.values()):
-                self._scheduler.end(live.request, Finish.CANCELLED, EngineClosed("The engine was closed."))
+                if live.request.finish is None:
+                    self._scheduler.end(live.request, Finish.CANCELLED, EngineClosed("The engine was closed."))
                 self._settle(live, self._clock())
+            self._runner.release()
         if self._owns_device:
             self._runner.ops.close()
 
@@ -295,7 +323,28 @@ class Engine:
                 self._wake.wait_for(lambda: self._closing or not self._scheduler.idle)
                 if self._closing:
                     return
-            self.step()
+            try:
+                self.step()
+            except BaseException as error:  # noqa: BLE001  # an observer's SystemExit: were the thread to die, all would wait for ever
+                with self._critical():
+                    self._fail(None, error)
+
+    @contextmanager
+    def _critical(self) -> Iterator[None]:
+        """Where state moves and callers' functions are called: the lock is held, a Ctrl-C waits."""
+        with self._lock, uninterrupted():
+            self._inside = threading.get_ident()
+            try:
+                yield
+            finally:
+                self._inside = None
+
+    def _refuse_inside(self) -> None:
+        """A callback that steps would mix two steps, one that waits for a result would wait for itself."""
+        if self._inside == threading.get_ident():
+            raise PowerLabError(
+                "A callback cannot step its engine or wait for its requests.", "Wait on another thread."
+            )
 
     def _expire(self) -> None:
         now = self._clock()
@@ -306,19 +355,13 @@ class Engine:
         running = self._scheduler.running
         return self._proposer.propose({r.id: self._scheduler.draft_room(r) for r in running}, running)
 
-    def _verify(self, plan: StepPlan, sampled: Sampled) -> list[tuple[Outcome, Verdict]]:
-        verdicts, at = [], 0
-        for span in plan.spans:
-            verdicts.append(self._live[span.request_id].verify(span, sampled.tokens[at : at + span.sampled]))
-            at += span.sampled
-        return verdicts
-
     def _publish(
         self,
         plan: StepPlan,
         sampled: Sampled,
         verdicts: list[tuple[Outcome, Verdict]],
         proposals: dict[int, Proposal],
+        load: dict[str, int],
         begun: float,
         start: float,
         ended: list[Request],
@@ -331,17 +374,18 @@ class Engine:
         for span, (outcome, verdict) in zip(plan.spans, verdicts, strict=True):
             live = self._live[span.request_id]
             self._proposer.commit(live.request, outcome.emitted)
-            logprobs = sampled.logprobs[at : at + len(outcome.emitted)] if sampled.logprobs else []
+            asked = live.request.params.logprobs is not None  # a neighbour may have asked alone
+            logprobs = sampled.logprobs[at : at + len(outcome.emitted)] if asked and sampled.logprobs else []
             at += span.sampled
             round_ = views.round_of(
                 plan, span, outcome, proposals.get(span.request_id), times, live.since(now), logprobs
             )
-            step = views.step_of(plan, span, self._scheduler, now - begun, live.since(now))
+            step = views.step_of(plan, span, load, now - begun, live.since(now))
             live.accept(verdict, round_, step, now)
         for request in ended:
             self._settle(self._live[request.id], now)
 
-    def _fail(self, plan: StepPlan | None, error: Exception) -> None:
+    def _fail(self, plan: StepPlan | None, error: BaseException) -> None:
         """End the requests of a step that raised; without a plan the fault is in planning, and every request ends."""
         now = self._clock()
         for request_id in [span.request_id for span in plan.spans] if plan is not None else list(self._live):
@@ -399,8 +443,14 @@ class Engine:
             )
 
     def _root(self, namespace: str) -> bytes:
-        if namespace not in self._roots:
-            facts = self.facts
-            parts = {"model": facts.sha256, "adapter": "", "kv": KV_LAYOUT, "mode": facts.mode, "digest": facts.digest}
-            self._roots[namespace] = prefix.root({**parts, "namespace": namespace})
-        return self._roots[namespace]
+        facts = self.facts
+        parts = {"model": facts.sha256, "adapter": "", "kv": KV_LAYOUT, "mode": facts.mode, "digest": facts.digest}
+        return prefix.root({**parts, "namespace": namespace})
+
+
+def _verify(plan: StepPlan, lives: Sequence[Live], sampled: Sampled) -> list[tuple[Outcome, Verdict]]:
+    verdicts, at = [], 0
+    for span, live in zip(plan.spans, lives, strict=True):
+        verdicts.append(live.verify(span, sampled.tokens[at : at + span.sampled]))
+        at += span.sampled
+    return verdicts

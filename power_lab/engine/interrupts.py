@@ -23,3 +23,5 @@ def uninterrupted() -> Iterator[None]:
         signal.signal(signal.SIGINT, handler)
         if held and callable(handler):
             handler(*held[0])
+        elif held and handler == signal.SIG_DFL:
+            signal.raise_signal(signal.SIGINT)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import msgspec
 
@@ -41,6 +42,9 @@ class Live:
         self._tokenizer = tokenizer
         self._decoder = StreamDecoder(tokenizer, request.params.stop)
         self._text: list[str] = []
+        self._params = msgspec.to_builtins(
+            request.params, str_keys=True
+        )  # now: what cannot be recorded is refused at once
         self._on_delta = on_delta
         self._on_done = on_done
         self._submitted = now
@@ -100,10 +104,8 @@ class Live:
             self._say(self._decoder.flush(), now)
         self.record = self._make_record(facts, now)
         if self._on_done is not None:
-            try:
+            with suppress(BaseException):  # a caller's fault, SystemExit too, must not stop the engine thread
                 self._on_done(self.record)
-            except Exception as error:  # noqa: BLE001  # a caller's fault must not stop the engine thread
-                request.error = request.error or error
         self.done.set()
 
     def _say(self, text: str, now: float) -> None:
@@ -123,7 +125,7 @@ class Live:
                     at=self.since(now),
                 )
             )
-        except Exception as error:  # noqa: BLE001  # the listener is gone; its request must not hold the batch
+        except BaseException as error:  # noqa: BLE001  # the listener is gone (SystemExit too); its request must not hold the batch
             self._on_delta = None
             self.request.cancelled = True
             self.detail = f"listener failed: {type(error).__name__}"
@@ -140,7 +142,7 @@ class Live:
             pieces=tuple(self._tokenizer.piece(token) for token in request.output),
             finish=str(request.finish),
             finish_detail=str(request.error) if request.error is not None else self.detail,
-            params=msgspec.to_builtins(request.params, str_keys=True),
+            params=self._params,
             namespace=request.namespace,
             cached=request.cached,
             preemptions=request.preemptions,

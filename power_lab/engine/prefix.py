@@ -44,6 +44,9 @@ def chain(start: bytes, tokens: Sequence[int], blocks: int, known: list[bytes]) 
 
 def check_namespace(key: str) -> str:
     """Validate a caller's cache key. Raises ConfigError."""
-    if len(key) > 256 or key.strip() != key or any(ord(c) < 32 or ord(c) == 127 for c in key):
-        raise ConfigError("cache_key", "must be at most 256 characters, trimmed and free of control characters")
+    bad = any(ord(c) < 32 or ord(c) == 127 or 0xD800 <= ord(c) <= 0xDFFF for c in key)  # a lone surrogate has no UTF-8
+    if len(key) > 256 or key.strip() != key or bad:
+        raise ConfigError(
+            "cache_key", "must be at most 256 characters, trimmed and free of control characters and surrogates"
+        )
     return key

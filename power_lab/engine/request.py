@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -28,7 +28,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     Attributes:
         max_tokens: most tokens to emit.
-        temperature: 0 is greedy.
+        temperature: 0 is greedy; else 1e-6..100.
         top_k, top_p, min_p: filters on the distribution at that temperature; 0, 1 and 0 are off.
         repetition_penalty: divides positive (multiplies negative) logits of tokens seen in prompt or output; 1 is off.
         presence_penalty: subtracted once from logits of tokens already generated; 0 is off.
@@ -61,6 +61,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def __post_init__(self) -> None:
         _check("max_tokens", self.max_tokens, 1, 1 << 24)
         _check("temperature", self.temperature, 0.0, 100.0)
+        if 0 < self.temperature < 1e-6:  # logits divided by it would not be finite
+            raise ConfigError("temperature", f"{self.temperature} is too small to divide by", "Use 0 for greedy.")
         _check("top_k", self.top_k, 0, 1 << 24)
         _check("top_p", self.top_p, 1e-6, 1.0)
         _check("min_p", self.min_p, 0.0, 1.0)
@@ -71,6 +73,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             _check("logprobs", self.logprobs, 0, 20)
         if self.seed is not None:
             _check("seed", self.seed, 0, (1 << 63) - 1)
+        if not isinstance(self.ignore_eos, bool):
+            raise ConfigError("ignore_eos", f"{self.ignore_eos!r} is neither True nor False")
+        if self.speculate not in get_args(Drafting):
+            known = ", ".join(get_args(Drafting))
+            raise ConfigError("speculate", f"{self.speculate!r} is not a drafter", f"Use one of {known}.")
+        if isinstance(self.stop, str) or not all(isinstance(text, str) for text in self.stop):
+            raise ConfigError("stop", f"{self.stop!r} is not a tuple of strings", 'For one string write ("...",).')
         if len(self.stop) > 16 or any(not text or len(text) > 256 for text in self.stop):
             raise ConfigError("stop", "at most 16 strings of 1 to 256 characters are allowed")
         if len(self.logit_bias) > 1024:
@@ -82,6 +91,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 def _check(key: str, value: float, low: float, high: float) -> None:
+    """Raises ConfigError unless `value` is within low..high, and an int where they are."""
+    kind, name = (int, "a whole number") if isinstance(low, int) else ((int, float), "a number")
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise ConfigError(key, f"{value!r} is not {name}", "Use Python's own int and float.")
     if not low <= value <= high:  # also refuses NaN
         raise ConfigError(key, f"{value} is outside {low}..{high}")
 

@@ -68,6 +68,10 @@ class Runner:
     def page_bytes(self) -> int:
         return self.model.spec.kv_bytes_per_token * BLOCK
 
+    def release(self) -> None:
+        """Free the KV pool; nothing can be executed afterwards."""
+        self.caches = ()
+
     def execute(self, plan: StepPlan, requests: Mapping[int, Request]) -> Sampled:
         """Run one step: KV is written for all rows, tokens are drawn for the sampled ones. Nothing else changes."""
         start = self._clock()

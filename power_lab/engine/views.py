@@ -92,22 +92,30 @@ def round_of(
     )
 
 
-def step_of(plan: StepPlan, span: Span, scheduler: Scheduler, wall_s: float, at: float) -> Step:
+def load_of(scheduler: Scheduler) -> dict[str, int]:
+    """Requests and blocks as they are now, by the names of `Step`'s fields."""
     pool = scheduler.pool
+    return {
+        "running": len(scheduler.running),
+        "waiting": len(scheduler.waiting),
+        "free_blocks": pool.free,
+        "cached_blocks": pool.cached,
+        "used_blocks": pool.used,
+    }
+
+
+def step_of(plan: StepPlan, span: Span, load: dict[str, int], wall_s: float, at: float) -> Step:
+    """The trace event of a step; `load` is from after its planning."""
     return Step(
         step=plan.step,
         prefill_rows=plan.phase_rows("prefill"),
         decode_rows=plan.phase_rows("decode"),
         verify_rows=plan.phase_rows("verify"),
         own_rows=span.rows,
-        running=len(scheduler.running),
-        waiting=len(scheduler.waiting),
         preempted=len(plan.preempted),
-        free_blocks=pool.free,
-        cached_blocks=pool.cached,
-        used_blocks=pool.used,
         wall_s=wall_s,
         at=at,
+        **load,
     )
 
 

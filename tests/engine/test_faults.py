@@ -5,15 +5,24 @@ from __future__ import annotations
 import os
 import random
 import signal
+import subprocess
+import sys
 import threading
-from collections.abc import Callable
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 from power_lab.engine.engine import Engine, Ticket
-from power_lab.engine.request import SamplingParams
-from power_lab.errors import CapacityError, ConfigError, EngineClosed, QueueFull
+from power_lab.engine.plan import StepPlan
+from power_lab.engine.request import Request, SamplingParams
+from power_lab.engine.runner import Sampled
+from power_lab.engine.speculation.drafters import DraftAsk
+from power_lab.engine.trace import RunRecord
+from power_lab.errors import CapacityError, ConfigError, EngineClosed, PowerLabError, QueueFull
 from power_lab.kernels.ops import Ops
 from tests import tiny
 from tests.engine.test_exactness import prompt_of
@@ -150,10 +159,19 @@ def test_bad_input_is_refused_by_key_and_changes_nothing(numba_ops: Callable[[in
         (lambda: engine.submit([1], SamplingParams(stop_tokens=(-1,))), ConfigError, "stop_tokens"),
         (lambda: engine.submit([1] * 200, SamplingParams(max_tokens=57)), CapacityError, "56 or less"),
         (lambda: engine.submit([1], cache_key=" x"), ConfigError, "cache_key"),
+        (lambda: engine.submit([1], cache_key="\ud800"), ConfigError, "cache_key"),
         (lambda: engine.submit([1], deadline_s=-1.0), ConfigError, "deadline_s"),
         (lambda: engine.submit([1], chat=True), ConfigError, "chat"),
         (lambda: SamplingParams(temperature=float("nan")), ConfigError, "temperature"),
         (lambda: SamplingParams(top_p=0.0), ConfigError, "top_p"),
+        (lambda: SamplingParams(temperature=1e-39), ConfigError, "temperature.*Use 0"),
+        (lambda: SamplingParams(temperature="1"), ConfigError, "temperature: '1' is not a number"),  # type: ignore[arg-type]
+        (lambda: SamplingParams(max_tokens=10.5), ConfigError, "max_tokens: 10.5 is not a whole"),  # type: ignore[arg-type]
+        (lambda: SamplingParams(max_tokens=np.int64(3)), ConfigError, "max_tokens"),  # type: ignore[arg-type]
+        (lambda: SamplingParams(logprobs=True), ConfigError, "logprobs"),
+        (lambda: SamplingParams(ignore_eos=np.True_), ConfigError, "ignore_eos"),  # type: ignore[arg-type]
+        (lambda: SamplingParams(speculate="magic"), ConfigError, "speculate: 'magic'.*lookup"),  # type: ignore[arg-type]
+        (lambda: SamplingParams(stop="END"), ConfigError, "stop: 'END' is not a tuple"),  # type: ignore[arg-type]
     ]:
         with pytest.raises(error, match=words):
             bad()
@@ -215,3 +233,167 @@ def test_the_engine_thread_serves_many_callers(numba_ops: Callable[[int], Ops]) 
         assert results == [want] * 6
     finally:
         engine.close()
+
+
+@pytest.mark.parametrize("hook", ["on_delta", "on_done"])
+def test_a_callback_that_exits_does_not_end_the_engine_thread(hook: str, numba_ops: Callable[[int], Ops]) -> None:
+    engine = tiny.engine(tiny.Shape(layers=1), numba_ops(2), threaded=True)
+    try:
+        params = SamplingParams(max_tokens=10, ignore_eos=True)
+        other = engine.submit([1, 2], params)
+        bad = engine.submit([1, 2], params, **{hook: lambda _: sys.exit(3)})  # type: ignore[arg-type]
+        assert bad.result(60).finish == ("cancelled" if hook == "on_delta" else "length")
+        assert other.result(60).finish == "length"
+        assert engine.submit([1, 2], params).result(60).finish == "length"
+    finally:
+        engine.close()
+
+
+def test_an_observer_that_exits_ends_requests_but_not_the_engine_thread(numba_ops: Callable[[int], Ops]) -> None:
+    exits = [True]
+
+    def observe(plan: StepPlan, logits: np.ndarray) -> None:
+        if exits.pop():
+            exits.append(False)
+            sys.exit(3)
+        exits.append(False)
+
+    engine = tiny.engine(tiny.Shape(layers=1), numba_ops(2), threaded=True, observer=observe)
+    try:
+        params = SamplingParams(max_tokens=10, ignore_eos=True)
+        assert engine.submit([1, 2], params).result(60).finish == "error"
+        assert engine.submit([1, 2], params).result(60).finish == "length"
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("threaded", [False, True])
+@pytest.mark.parametrize("hook", ["on_delta", "on_done"])
+def test_close_in_a_callback_ends_every_request(hook: str, threaded: bool, numba_ops: Callable[[int], Ops]) -> None:
+    """Requests of the same step, before and behind the one that closes, finish or are cancelled with text that fits their tokens."""
+    want = tiny.engine(tiny.Shape(layers=1), numba_ops(2)).submit([1, 2], SamplingParams(max_tokens=1)).result()
+    engine = tiny.engine(tiny.Shape(layers=1), numba_ops(2), threaded=threaded)
+    with engine._lock:  # so that all three are admitted by one step
+        long = engine.submit([3, 4, 5], SamplingParams(max_tokens=900, ignore_eos=True))
+        closer = engine.submit([1, 2], SamplingParams(max_tokens=1), **{hook: lambda _: engine.close()})  # type: ignore[arg-type]
+        short = engine.submit([1, 2], SamplingParams(max_tokens=1))
+    for ticket in (closer, short):
+        record = ticket.result(60)
+        assert (record.finish, record.finish_detail) == ("length", "1 tokens")
+        assert (record.tokens, record.text) == (want.tokens, want.text)
+    record = long.result(60)
+    assert (record.finish, len(record.tokens)) == ("cancelled", 1) and "closed" in record.finish_detail
+    engine.check()
+    with pytest.raises(EngineClosed):
+        engine.submit([1])
+    if engine._thread is not None:
+        engine._thread.join(60)
+        assert not engine._thread.is_alive()
+
+
+@pytest.mark.parametrize("threaded", [False, True])
+def test_a_callback_cannot_wait_for_its_own_engine(threaded: bool, numba_ops: Callable[[int], Ops]) -> None:
+    """On the engine thread it would wait for ever; without one it would run a step inside a step and mix up texts."""
+    params = SamplingParams(max_tokens=20, ignore_eos=True)
+    want = tiny.engine(tiny.Shape(layers=1), numba_ops(2)).submit([3, 4, 5], params).result()
+    engine = tiny.engine(tiny.Shape(layers=1), numba_ops(2), threaded=threaded)
+    refused: list[str] = []
+
+    def wait(_: RunRecord) -> None:
+        with pytest.raises(PowerLabError, match="callback") as caught:
+            later.result(5)
+        refused.append(caught.value.message)
+
+    with engine._lock:
+        first = engine.submit([1, 2], SamplingParams(max_tokens=1), on_done=wait)
+        later = engine.submit([3, 4, 5], params)
+    assert first.result(60).finish == "length"
+    record = later.result(60)
+    assert (record.tokens, record.text) == (want.tokens, want.text)
+    assert len(refused) == 1
+    engine.close()
+
+
+def test_a_step_reads_its_own_requests_only(numba_ops: Callable[[int], Ops]) -> None:
+    """Others are submitted while it runs: the table of all requests changes under it."""
+    engine = tiny.engine(tiny.Shape(layers=1), numba_ops(2), max_batch=1)
+    execute, seen = engine._runner.execute, []
+
+    def watch(plan: StepPlan, requests: Mapping[int, Request]) -> Sampled:
+        seen.append(list(requests))
+        return execute(plan, requests)
+
+    engine._runner.execute = watch
+    for _ in range(3):
+        engine.submit([1, 2])
+    engine.step()
+    assert seen == [[0]]
+
+
+def test_result_gives_up_after_its_timeout_without_a_thread_too(numba_ops: Callable[[int], Ops]) -> None:
+    engine = tiny.engine(tiny.Shape(layers=1), numba_ops(2))
+    ticket = engine.submit([1, 2], SamplingParams(max_tokens=1000, ignore_eos=True))
+    begun = time.monotonic()
+    with pytest.raises(TimeoutError, match="goes on"):
+        ticket.result(0.0)
+    assert time.monotonic() - begun < 5
+    assert ticket.result().finish == "length"
+
+
+def test_close_frees_the_kv_pool(numba_ops: Callable[[int], Ops]) -> None:
+    engine = tiny.engine(tiny.Shape(layers=1), numba_ops(2))
+    pool = weakref.ref(engine._runner.caches[0].keys)
+    engine.submit([1, 2], SamplingParams(max_tokens=2)).result()
+    planned = engine.memory().pool
+    engine.close()
+    assert pool() is None, "it waits for the garbage collector"
+    assert engine.memory().pool == planned > 0
+
+
+def test_a_step_shows_the_load_that_it_was_planned_with(numba_ops: Callable[[int], Ops]) -> None:
+    engine = tiny.engine(tiny.Shape(layers=1), numba_ops(2), max_batch=1)
+    ticket = engine.submit([1, 2], SamplingParams(max_tokens=2, ignore_eos=True))
+    engine.submit([1, 2])
+    steps = ticket.result().steps
+    assert [(s.running, s.waiting, s.used_blocks) for s in steps] == [(1, 1, 1), (1, 1, 1)]
+
+
+class BadDrafter:
+    """Answers with what is no draft, and raises when a request ends."""
+
+    name = "bad"
+
+    def begin(self, request_id: int, prompt: Sequence[int]) -> None: ...
+
+    def propose(self, asks: Sequence[DraftAsk]) -> list[Any]:
+        return [None] * len(asks)
+
+    def commit(self, request_id: int, emitted: Sequence[int]) -> None: ...
+
+    def end(self, request_id: int) -> None:
+        raise RuntimeError("planted")
+
+
+def test_a_bad_drafter_costs_its_drafts_only(numba_ops: Callable[[int], Ops]) -> None:
+    engine = tiny.engine(tiny.Shape(layers=1), numba_ops(2))
+    engine._proposer._make = lambda _: BadDrafter()
+    params = SamplingParams(max_tokens=5, ignore_eos=True)
+    other = engine.submit([1, 2], params)
+    record = engine.submit([1, 2], SamplingParams(max_tokens=5, ignore_eos=True, speculate="ngram")).result()
+    assert record.tokens == other.result().tokens and record.finish == "length"
+    assert "bad failed: TypeError" in record.rounds[1].note
+
+
+@pytest.mark.parametrize(("handler", "code"), [("SIG_DFL", -signal.SIGINT), ("SIG_IGN", 0), ("default_int_handler", 7)])
+def test_an_interrupt_that_was_held_back_is_delivered(handler: str, code: int) -> None:
+    script = (
+        "import signal, sys; from power_lab.engine.interrupts import uninterrupted\n"
+        f"signal.signal(signal.SIGINT, signal.{handler})\n"
+        "try:\n"
+        "    with uninterrupted():\n"
+        "        signal.raise_signal(signal.SIGINT); print('inside', flush=True)\n"
+        "except KeyboardInterrupt:\n"
+        "    sys.exit(7)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("inside\n", code)

@@ -39,7 +39,7 @@ def test_partial_blocks_are_refused() -> None:
         prefix.extend(b"", [1] * 63)
 
 
-@pytest.mark.parametrize("key", [" a", "a\n", "x" * 257, "a\x7f"])
+@pytest.mark.parametrize("key", [" a", "a\n", "x" * 257, "a\x7f", "a\ud800"])
 def test_bad_namespaces_are_refused(key: str) -> None:
     with pytest.raises(ConfigError, match="cache_key"):
         prefix.check_namespace(key)

@@ -90,6 +90,14 @@ def test_log_probabilities_do_not_depend_on_speculation(plain: RunRecord, numba_
             assert token not in entry.top_ids or entry.top_values[entry.top_ids.index(token)] == entry.value
 
 
+def test_log_probabilities_go_to_who_asked(numba_ops: Callable[[int], Ops]) -> None:
+    engine = tiny.engine(tiny.Shape(), numba_ops(2))
+    quiet = engine.submit(PROMPT, SamplingParams(max_tokens=3, ignore_eos=True))
+    asked = engine.submit(PROMPT, SamplingParams(max_tokens=3, ignore_eos=True, logprobs=0))
+    assert [len(r.logprobs) for r in asked.result().rounds] == [1, 1, 1]
+    assert [len(r.logprobs) for r in quiet.result().rounds] == [0, 0, 0]
+
+
 def test_the_end_token_ends_the_request_unless_ignored(numba_ops: Callable[[int], Ops]) -> None:
     bias = {tiny.END: 1000.0}
     off, _ = answer(numba_ops(2), 1, logit_bias=bias)

@@ -11,6 +11,7 @@ restoring is not moving that length. `Scheduler.commit` does the moving, for all
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from power_lab.engine.request import Finish, Request
@@ -105,7 +106,8 @@ class Proposer:
         drafter = self._of.pop(request.id, None)
         self._broken.pop(request.id, None)
         if drafter is not None:
-            drafter.end(request.id)
+            with suppress(Exception):  # a drafter is never worth a request
+                drafter.end(request.id)
 
     def _ask(self, drafter: Drafter, asked: Sequence[tuple[Request, DraftAsk]]) -> dict[int, Proposal]:
         start = self._clock()
@@ -113,11 +115,12 @@ class Proposer:
             drafts = drafter.propose([ask for _, ask in asked])
             if len(drafts) != len(asked):
                 raise ValueError(f"{len(asked)} asks but {len(drafts)} answers")
+            drafts = [tuple(draft[: ask.width]) for (_, ask), draft in zip(asked, drafts, strict=True)]
             note = "no earlier match"
         except Exception as error:  # noqa: BLE001  # a drafter is never worth a request
             drafts = [()] * len(asked)
             note = f"{drafter.name} failed: {type(error).__name__}: {error}"
         seconds = (self._clock() - start) / len(asked)
-        for (request, ask), draft in zip(asked, drafts, strict=True):
-            request.drafts = tuple(draft[: ask.width])
+        for (request, _), draft in zip(asked, drafts, strict=True):
+            request.drafts = draft
         return {request.id: Proposal("" if request.drafts else note, seconds) for request, _ in asked}
