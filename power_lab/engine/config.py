@@ -59,6 +59,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     prefix_cache: bool = True
 
     def __post_init__(self) -> None:
+        if self.device not in ("auto", "cpu"):
+            raise ConfigError("device", f"{self.device!r} has no engine in this version", "Use auto or cpu.")
         _between("threads", self.threads, 0, 1024)
         _between("context", self.context, 0, 1 << 24)
         _between("kv_tokens", self.kv_tokens, 64, 1 << 26)

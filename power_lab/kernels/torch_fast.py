@@ -32,6 +32,11 @@ class TorchFastOps(NumbaOps):
             f"power-lab/arithmetic/torch-fast/1|{torch.__version__}|{super().digest()}".encode()
         ).hexdigest()
 
+    def close(self) -> None:
+        """End the worker threads and free the unpacked weights; a later product unpacks its own again."""
+        super().close()
+        self._unpacked.clear()
+
     def linear(self, x: Array, weights: tuple[Weight, ...], out: Array) -> None:
         self._torch.mm(self._torch.from_numpy(x), self._matrix(weights).T, out=self._torch.from_numpy(out))
 

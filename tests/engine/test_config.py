@@ -44,3 +44,9 @@ def test_paths_follow_the_home_or_the_session(monkeypatch: pytest.MonkeyPatch, t
     assert Paths.default().runtime == tmp_path / "power-lab"
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "gone"))
     assert Paths.default().runtime.parent == Path("/tmp")
+
+
+def test_a_device_without_an_engine_is_refused_however_the_settings_are_made() -> None:
+    with pytest.raises(ConfigError, match="'cuda' has no engine") as caught:
+        EngineConfig(device="cuda")  # type: ignore[arg-type]
+    assert caught.value.key == "device"

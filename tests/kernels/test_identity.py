@@ -101,11 +101,18 @@ def test_fast_mode(ops: NumbaOps) -> None:
     assert (fast.mode, fast.digest() == ops.digest()) == ("fast", False)
     gate, up = (random_weight(ops, QuantType.Q4_1, 40, 64, np.random.default_rng(i)) for i in (0, 1))
     x = data.normal(5, 64)
-    for run in (lambda o, out: o.linear(x, (gate, up), out), lambda o, out: o.gate_up(x, gate, up, out[:, :40].copy())):
-        mine, theirs = np.zeros((5, 80), np.float32), np.zeros((5, 80), np.float32)
-        run(ops, mine)
-        run(fast, theirs)
+    for _ in range(2):  # before and after close()
+        mine, theirs = data.poison(5, 80), data.poison(5, 80)
+        ops.linear(x, (gate, up), mine)
+        fast.linear(x, (gate, up), theirs)
         np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
+        mine, theirs = data.poison(5, 40), data.poison(5, 40)
+        ops.gate_up(x, gate, up, mine)
+        fast.gate_up(x, gate, up, theirs)
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
+        assert fast._unpacked  # type: ignore[attr-defined]
+        fast.close()
+        assert not fast._unpacked, "f32 copies of all weights"  # type: ignore[attr-defined]
 
 
 def test_probe_passes(ops: NumbaOps) -> None:
