@@ -211,7 +211,7 @@ class Engine:
 
     def explain(self) -> tuple[Decision, ...]:
         """Every setting and mechanism in force, who owns it and why it is as it is."""
-        return views.explain(self.config, self._loaded)
+        return views.explain(self.config, self._loaded, self.context)
 
     def memory(self) -> MemoryPlan:
         model, runner = self._loaded.model, self._runner

@@ -92,7 +92,10 @@ class Tokenizer:
         end_ids: Iterable[int] = (),
         chat_template: str | None = None,
     ) -> None:
-        """Raises TokenizerError when the parts do not make a whole byte-level tokenizer."""
+        """The first of `end_ids` is what templates call `eos_token`.
+
+        Raises TokenizerError when the parts do not make a whole byte-level tokenizer.
+        """
         if pre not in PRE_TOKENIZERS:
             known = ", ".join(PRE_TOKENIZERS)
             raise TokenizerError(f"tokenizer.ggml.pre: {pre!r} is not supported.", f"Supported: {known}.")
@@ -118,13 +121,12 @@ class Tokenizer:
         self._splits = {special: _alternation(marks) for special, marks in self._marks.items()}
         self.bos_id = self._checked("tokenizer.ggml.bos_token_id", bos_id)
         self.add_bos = (rules.bos if add_bos is None else add_bos) and bos_id is not None
-        self.end_ids = frozenset(end_ids)
-        for index in self.end_ids:
-            self._checked("end token", index)
+        ends = [self._checked("end token", index) for index in end_ids]
+        self.end_ids = frozenset(ends)
         self.chat_template = None
         if chat_template is not None:
-            eos = min(self.end_ids, default=None)
-            self.chat_template = ChatTemplate(chat_template, bos=self._text(bos_id), eos=self._text(eos))
+            eos = self._text(ends[0] if ends else None)
+            self.chat_template = ChatTemplate(chat_template, bos=self._text(bos_id), eos=eos)
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any]) -> Tokenizer:

@@ -167,24 +167,26 @@ def memory(facts: EngineFacts, runner: Runner, pages: int, spec: ModelSpec, resi
     )
 
 
-def explain(config: EngineConfig, loaded: Loaded) -> tuple[Decision, ...]:
-    """Settings with their owners and reasons, then the mechanisms."""
+def explain(config: EngineConfig, loaded: Loaded, context: int) -> tuple[Decision, ...]:
+    """Settings with their owners and reasons, then the mechanisms. `context` is the engine's, which may be below the model's."""
     facts, ops = loaded.facts, loaded.model.ops
     defaults = EngineConfig()
-    resolved = {"device": facts.device, "threads": facts.threads, "context": facts.context}
+    resolved = {"device": facts.device, "threads": facts.threads, "context": context}
+    reasons = dict(loaded.reasons)
+    if context < facts.context:  # a loaded model that was given to an engine with less room
+        reasons["context"] = "as asked" if context == config.context else "the KV pool (kv_tokens)"
     settings = [
         Decision(
             key=key,
             value=str(resolved.get(key, getattr(config, key))),
             owner=owner,
-            reason=loaded.reasons.get(key)
-            or ("default" if getattr(config, key) == getattr(defaults, key) else "as asked"),
+            reason=reasons.get(key) or ("default" if getattr(config, key) == getattr(defaults, key) else "as asked"),
         )
         for key, owner in OWNERS.items()
     ]
     exact = facts.mode == "exact"
     mechanisms = [
-        Decision(key="kernels", value=ops.name, owner="backend", reason=loaded.reasons.get("kernels", "")),
+        Decision(key="kernels", value=ops.name, owner="backend", reason=reasons.get("kernels", "")),
         Decision(
             key="arithmetic",
             value=facts.digest[:16],

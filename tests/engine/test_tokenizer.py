@@ -258,3 +258,10 @@ def test_end_tokens_come_from_the_metadata() -> None:
         "tokenizer.ggml.merges": [],
     }
     assert Tokenizer.from_gguf(metadata).end_ids == {10, 11, 12}
+
+
+def test_templates_are_given_the_files_own_eos() -> None:
+    """Not the lowest of the end tokens: an end of turn can come before it in the vocabulary."""
+    extra = [("<|turn|>", CONTROL), ("<|text|>", CONTROL)]
+    tokenizer = toy(extra, end_ids=[257, 256], chat_template="{{ eos_token }}")
+    assert tokenizer.chat_template is not None and tokenizer.chat_template.eos == "<|text|>"
