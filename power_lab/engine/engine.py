@@ -245,7 +245,8 @@ class Engine:
         step can simply be run again.
         """
         self._refuse_inside()
-        worked = self._step()
+        with self._loaded.turn:
+            worked = self._step()
         if self._closing:
             self._end_all()
         return worked
@@ -308,7 +309,7 @@ class Engine:
         self._end_all()
 
     def _end_all(self) -> None:
-        with self._critical():
+        with self._loaded.turn, self._critical():
             for live in list(self._live.values()):
                 if live.request.finish is None:
                     self._scheduler.end(live.request, Finish.CANCELLED, EngineClosed("The engine was closed."))

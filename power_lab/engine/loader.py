@@ -6,8 +6,8 @@ import hashlib
 import os
 import threading
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -39,6 +39,7 @@ class Loaded:
     Attributes:
         model: the decoder on its device; tokenizer: its text side; facts: what receipts say; context: longest request in tokens.
         reasons: setting -> why it has the value it has.
+        turn: held during a step: the operation table serves one at a time, also where several engines share the model.
     """
 
     model: Decoder
@@ -46,6 +47,7 @@ class Loaded:
     facts: EngineFacts
     context: int
     reasons: dict[str, str]
+    turn: AbstractContextManager[bool] = field(default_factory=threading.RLock)
 
 
 def load(config: EngineConfig, paths: Paths, progress: Progress) -> Loaded:

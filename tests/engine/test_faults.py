@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from power_lab.engine.config import EngineConfig
 from power_lab.engine.engine import Engine, Ticket
 from power_lab.engine.plan import StepPlan
 from power_lab.engine.request import Request, SamplingParams
@@ -397,3 +398,32 @@ def test_an_interrupt_that_was_held_back_is_delivered(handler: str, code: int) -
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert (done.stdout, done.returncode) == ("inside\n", code)
+
+
+def test_callers_on_several_threads_may_drive_one_engine(numba_ops: Callable[[int], Ops]) -> None:
+    engine = tiny.engine(tiny.Shape(layers=1), numba_ops(2))
+    params = SamplingParams(max_tokens=60, ignore_eos=True)
+    want = engine.submit([1, 2], params).result().tokens
+    tickets = [engine.submit([1, 2], params) for _ in range(4)]
+    results: list[tuple[int, ...]] = []
+    threads = [threading.Thread(target=lambda t=t: results.append(t.result(60).tokens)) for t in tickets]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert results == [want] * 4
+
+
+def test_two_engines_may_share_a_loaded_model(numba_ops: Callable[[int], Ops]) -> None:
+    """They take turns: the thread team serves one kernel call at a time."""
+    loaded, params, prompt = tiny.loaded(tiny.Shape(), numba_ops(2)), SamplingParams(max_tokens=40), prompt_of(1, 200)
+    config = EngineConfig(kv_tokens=1024, prefix_cache=False)
+    want = Engine(config, loaded=loaded, threaded=False).submit(prompt, params).result().tokens
+    engines = [Engine(config, loaded=loaded) for _ in range(2)]
+    try:
+        for _ in range(5):
+            tickets = [engine.submit(prompt, params) for engine in engines]
+            assert [ticket.result(60).tokens for ticket in tickets] == [want] * 2
+    finally:
+        for engine in engines:
+            engine.close()
