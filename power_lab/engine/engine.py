@@ -147,8 +147,9 @@ class Engine:
             ConfigError for bad input, CapacityError with the numbers when it cannot fit, QueueFull, EngineClosed.
         """
         params = params or SamplingParams()
-        if params.seed is None:
-            params = msgspec.structs.replace(params, seed=secrets.randbits(63))
+        seed = secrets.randbits(63) if params.seed is None else params.seed
+        # The caller may change his dictionary meanwhile; neither the draws nor the record follow.
+        params = msgspec.structs.replace(params, seed=seed, logit_bias=dict(params.logit_bias))
         tokens = self._encode(prompt, chat)
         self._check_tokens(tokens, params)
         namespace = prefix.check_namespace(cache_key)

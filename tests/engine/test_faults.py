@@ -427,3 +427,15 @@ def test_two_engines_may_share_a_loaded_model(numba_ops: Callable[[int], Ops]) -
     finally:
         for engine in engines:
             engine.close()
+
+
+def test_a_bias_that_its_caller_changes_afterwards_stays_as_it_was_submitted(
+    numba_ops: Callable[[int], Ops],
+) -> None:
+    bias = {5: 1000.0}
+    engine = tiny.engine(tiny.Shape(layers=1), numba_ops(2))
+    ticket = engine.submit([1], SamplingParams(max_tokens=4, ignore_eos=True, logit_bias=bias))
+    engine.step()
+    bias |= {5: -1000.0, 6: 1000.0}
+    record = ticket.result()
+    assert record.tokens == (5, 5, 5, 5) and record.params["logit_bias"] == {"5": 1000.0}
