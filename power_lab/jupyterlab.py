@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -101,7 +103,31 @@ def command(root: Path, notebook: Path, port: int, browser: bool) -> list[str]:
         *(["--allow-root"] if os.geteuid() == 0 else []),
     ]
     search = os.pathsep.join([str(settings), *jupyter_config_path()])
-    return ["/usr/bin/env", f"JUPYTER_CONFIG_PATH={search}", sys.executable, "-m", "jupyterlab", *options]
+    # -P: no file of the working folder may pass for a module of the server.
+    return ["/usr/bin/env", f"JUPYTER_CONFIG_PATH={search}", sys.executable, "-P", "-m", "jupyterlab", *options]
+
+
+@contextmanager
+def _token_file(folder: Path) -> Iterator[Path]:
+    """A token for the server in a private file. One that the server drew would stand in its log, one in its environment in its kernels'."""
+    with tempfile.NamedTemporaryFile("w", dir=folder, prefix="token-") as file:
+        file.write(secrets.token_hex(24))
+        file.flush()
+        yield Path(file.name)
+
+
+def _open_log(paths: Paths) -> Path:
+    """An empty log that only its user can read: what kernels print to their process lands there."""
+    log = paths.state / "jupyterlab.log"
+    try:
+        paths.state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        log.unlink(missing_ok=True)  # one of an older version was readable to others; a server that still writes keeps its own
+        log.touch(mode=0o600)
+    except OSError as error:
+        raise PowerLabError(
+            f"{log}: cannot be written: {error.strerror}.", "Set POWER_LAB_HOME to a folder of your own."
+        ) from None
+    return log
 
 
 def serve(
@@ -118,15 +144,14 @@ def serve(
         on_ready: called once, when the server answers.
 
     Raises:
-        PowerLabError: JupyterLab does not start, or the user's Jupyter settings turn its access control off.
+        PowerLabError: the log cannot be written, JupyterLab does not start, or the user's Jupyter settings turn its access control off.
     """
     root, notebook = tour_at(folder)
-    log = paths.state / "jupyterlab.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with _stop_signals(), log.open("wb") as sink:
+    log = _open_log(paths)
+    with _stop_signals(), _token_file(paths.state) as token, log.open("wb") as sink:
         # A session of its own: Ctrl-C reaches us alone, and we end the server without its question on the terminal.
         server = subprocess.Popen(
-            command(root, notebook, port, browser),
+            ["/usr/bin/env", f"JUPYTER_TOKEN_FILE={token}", *command(root, notebook, port, browser)],
             stdin=subprocess.DEVNULL,
             stdout=sink,
             stderr=sink,
@@ -148,6 +173,7 @@ def _wait_until_up(server: subprocess.Popen[bytes], log: Path) -> _ServerFile:
     from jupyter_core.paths import jupyter_runtime_dir
 
     described = Path(jupyter_runtime_dir()) / f"jpserver-{server.pid}.json"
+    described.unlink(missing_ok=True)  # of a server that was killed and had the same number, as in a container started again
     deadline = time.monotonic() + _START_S
     while time.monotonic() < deadline:
         if server.poll() is not None:

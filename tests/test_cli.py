@@ -188,6 +188,7 @@ class TestModels:
 
 class TestLab:
     def test_serves_on_loopback_with_a_token_until_ctrl_c(self, started, tmp_path):
+        (tmp_path / "jupyterlab.py").write_text("raise SystemExit('a file of the working folder was run')")
         process = started("lab", tmp_path / "mine", "--no-browser", "--json")
         found = _first_json(process.stdout)
         assert found["url"].startswith("http://127.0.0.1:")
@@ -201,10 +202,36 @@ class TestLab:
         assert refused.value.code == 403
         refused.value.close()
         command_line = _read(f"/proc/{found['pid']}/cmdline")
-        assert token.removeprefix("token=") not in command_line, "other users can read command lines"
+        token = token.removeprefix("token=")
+        assert token not in command_line, "other users can read command lines"
+        assert token not in _read(f"/proc/{found['pid']}/environ"), "kernels inherit it, and notebooks print it"
+        log = Path(found["log"])
+        assert token not in log.read_text()
+        assert log.stat().st_mode & 0o077 == 0, "kernels write what they like to it"
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0
         _wait_for(lambda: not Path(f"/proc/{found['pid']}").exists())
+
+    def test_a_state_folder_that_cannot_be_written_is_named(self, power_lab, environment, tmp_path):
+        (tmp_path / "home").write_text("a file")
+        done = power_lab("lab", tmp_path / "mine", "--no-browser")
+        assert done.returncode == 2
+        assert "cannot be written" in done.stderr
+        assert "POWER_LAB_HOME" in done.stderr
+
+    def test_what_a_killed_server_of_the_same_number_left_is_not_believed(self, tmp_path, monkeypatch):
+        from power_lab import jupyterlab
+        from power_lab.errors import PowerLabError
+
+        monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path))
+        monkeypatch.setattr(jupyterlab, "_START_S", 0.2)
+        (tmp_path / "log").touch()
+        with subprocess.Popen(["sleep", "30"]) as server:
+            left = tmp_path / f"jpserver-{server.pid}.json"
+            left.write_text(json.dumps({"url": "http://127.0.0.1:1/", "token": "old", "password": False}))
+            with pytest.raises(PowerLabError, match="did not start"):
+                jupyterlab._wait_until_up(server, tmp_path / "log")
+            server.kill()
 
     def test_copies_of_the_notebooks_are_the_users(self, tmp_path):
         from power_lab.jupyterlab import tour_at
