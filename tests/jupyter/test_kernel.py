@@ -48,6 +48,13 @@ def test_nothing_heavy_is_loaded_at_the_start(start):
     assert start().run(f"import sys; print([name for name in {HEAVY} if name in sys.modules])").text == "[]\n"
 
 
+def test_files_beside_the_notebook_are_the_notebooks_and_not_the_kernels(start, tmp_path: Path):
+    for name in ("queue", "platformdirs"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('the kernel took a file of the notebook for a module')")
+    (tmp_path / "mine.py").write_text("word = 'found'")
+    assert start().run("import mine; print(mine.word)").text == "found\n"
+
+
 def test_the_kernelspec_is_whole():
     folder = Path(power_lab.__file__).parent / "jupyter" / "kernelspec"
     spec = json.loads((folder / "kernel.json").read_text())
