@@ -5,7 +5,6 @@ Nothing here imports torch, which takes seconds: versions are read from the pack
 
 from __future__ import annotations
 
-import os
 import platform
 import shutil
 import subprocess
@@ -18,7 +17,7 @@ from typing import Literal
 
 import msgspec
 
-from power_lab.engine.config import EngineConfig, Paths
+from power_lab.engine.config import EngineConfig, Paths, usable_cores
 from power_lab.errors import PowerLabError
 
 Status = Literal["ok", "warn", "fail"]
@@ -106,7 +105,7 @@ def _cpuinfo() -> tuple[set[str], str]:
 def cores(paths: Paths) -> tuple[Status, str, str]:
     import psutil
 
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    usable = usable_cores()
     value = f"{usable} usable ({psutil.cpu_count(logical=False) or usable} physical)"
     if usable > 1:
         return "ok", value, ""

@@ -98,6 +98,11 @@ def _between(key: str, value: float, low: float, high: float) -> None:
         raise ConfigError(key, f"{value} is outside {low}..{high}")
 
 
+def usable_cores() -> int:
+    """Cores that this process may use; not every system can tell them from all cores."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 @dataclass(frozen=True, slots=True)
 class Paths:
     """Where this user's files live.

@@ -106,7 +106,7 @@ class Engine:
             queue=self.config.queue_limit,
         )
         self._scheduler = Scheduler(BlockPool(self._pages), limits, self._root, reuse=self.config.prefix_cache)
-        self._proposer = Proposer(make_drafter, clock)
+        self._proposer = Proposer(make_drafter, clock, self.facts.vocab)
         self._runner = Runner(
             self._loaded.model,
             pages=self._pages,

@@ -84,15 +84,17 @@ class Live:
             return None
 
         outcome = match(span.tokens[span.rows - span.drafts :], targets, terminal)
+        if outcome.finish is Finish.ERROR:
+            detail = "The model's logits hold NaN or have no finite maximum, so no token can be drawn."
         return outcome, Verdict(decoder, "".join(text), detail)
 
     def accept(self, verdict: Verdict, round_: Round | None, step: Step, now: float) -> None:
         """Take over what was committed."""
         self.steps.append(step)
+        self._decoder, self.detail = verdict.decoder, verdict.detail
         if round_ is None:
             return
         self.rounds.append(round_)
-        self._decoder, self.detail = verdict.decoder, verdict.detail
         self._first_token = self._first_token or now
         self._last_token = now
         self._say(verdict.text, now)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from power_lab.engine.config import EngineConfig, Paths
+from power_lab.engine.config import EngineConfig, Paths, usable_cores
 from power_lab.engine.models import family
 from power_lab.engine.models.decoder import Decoder
 from power_lab.engine.models.spec import ModelSpec, ModelWeights
@@ -27,10 +27,6 @@ from power_lab.kernels.table import select
 from power_lab.models import ensure
 
 Progress = Callable[[str, int, int], None]
-
-_COMPILING = threading.Lock()
-"""Compiled kernels belong to the process: of two engines that load at once, one compiles and the other waits and finds them."""
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Loaded:
@@ -55,7 +51,7 @@ def load(config: EngineConfig, paths: Paths, progress: Progress) -> Loaded:
 
     Raises ConfigError, ModelFileError, TokenizerError or DownloadError (the model is not on this machine); nothing stays half-loaded.
     """
-    threads = config.threads or _cores()
+    threads = config.threads or usable_cores()
     ops = _operations(config.mode, threads, paths, progress)
     entry = ensure(config.model, paths, progress)
     progress("model file", 0, 1)
@@ -96,16 +92,10 @@ def load(config: EngineConfig, paths: Paths, progress: Progress) -> Loaded:
     return Loaded(Decoder(spec, weights, ops, context), tokenizer, facts, context, reasons)
 
 
-def _cores() -> int:
-    """Cores that this process may use; not every system can tell them from all cores."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _operations(mode: str, threads: int, paths: Paths, progress: Progress) -> Ops:
     """An operation table, compiled."""
-    with _COMPILING:
-        ops = select("cpu", mode, threads, paths.kernels)
-        ops.warm_up(lambda done, total, name: progress(f"kernels: {name}", done, total))
+    ops = select("cpu", mode, threads, paths.kernels)
+    ops.warm_up(lambda done, total, name: progress(f"kernels: {name}", done, total))
     return ops
 
 

@@ -69,7 +69,8 @@ def logprobs(
     ]
     if all(count is None for count in wanted):
         return None
-    values, ids, best = ops.logprobs(logits, tokens, max(count or 0 for count in wanted))
+    drawn = ops.asarray(np.maximum(ops.tohost(tokens), 0))  # -1 where nothing could be drawn
+    values, ids, best = ops.logprobs(logits, drawn, max(count or 0 for count in wanted))
     return [
         Logprob(float(values[i]), tuple(ids[i, : count or 0].tolist()), tuple(best[i, : count or 0].tolist()))
         for i, count in enumerate(wanted)

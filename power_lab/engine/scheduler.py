@@ -163,7 +163,8 @@ class Scheduler:
             request.drafts = ()
             request.tokens.extend(outcome.emitted)
             request.computed = span.start + span.rows - span.drafts + outcome.accepted
-            self._settle(request, span.start // BLOCK_TOKENS)
+            if outcome.finish is not Finish.ERROR:  # blocks of a failed request are never offered to others
+                self._settle(request, span.start // BLOCK_TOKENS)
             if outcome.finish is not None:
                 self.end(request, outcome.finish)
                 ended.append(request)
@@ -291,7 +292,8 @@ def _check(request: Request, span: Span, outcome: Outcome) -> None:
     )
     assert 0 <= outcome.accepted <= min(span.drafts, len(outcome.emitted)), "more accepted than drafted or emitted"
     assert len(outcome.emitted) <= span.sampled, "more emitted than sampled"
-    assert bool(outcome.emitted) == bool(span.sampled), "a sampled span emits at least one token"
+    failed = outcome.finish is Finish.ERROR
+    assert bool(outcome.emitted) == bool(span.sampled) or failed, "a sampled span emits at least one token"
     assert len(request.tokens) + len(outcome.emitted) <= request.limit, "a request outgrew its limit"
     ends = outcome.finish is not None or not span.sampled
     assert ends or len(outcome.emitted) == outcome.accepted + 1, (

@@ -67,8 +67,11 @@ def round_of(
     at: float,
     logprobs: Sequence[Logprob],
 ) -> Round | None:
-    """The trace event of a sampled span; None for rows inside a prompt. `times` are forward, sample and commit seconds."""
-    if not span.sampled:
+    """The trace event of a sampled span; None for rows inside a prompt and where nothing could be drawn.
+
+    `times` are forward, sample and commit seconds.
+    """
+    if not outcome.emitted:
         return None
     drafted = span.tokens[span.rows - span.drafts :]
     note = proposal.note if proposal is not None else ""
@@ -161,7 +164,7 @@ def memory(facts: EngineFacts, runner: Runner, pages: int, spec: ModelSpec, resi
         page_bytes=runner.page_bytes,
         states=0,
         graphs=0,
-        workspace=runner.workspace.nbytes,
+        workspace=runner.workspace.nbytes + runner.model.table_bytes + runner.ops.nbytes,
         resident=resident,
         reason=memory_reason(runner.ops, spec),
     )

@@ -115,10 +115,17 @@ class SampleRows:
 
 
 class Ops(Protocol):
-    """The operation table of one device. One instance per engine; it holds no weights and no requests."""
+    """The operation table of one device. It keeps plans and scratch for weights it has seen, and no requests; one caller at a time.
+
+    Attributes:
+        name, mode: of the device's path; nbytes: scratch that is allocated now.
+    """
 
     name: str
     mode: str
+
+    @property
+    def nbytes(self) -> int: ...
 
     def digest(self) -> str:
         """Hex SHA-256 over what decides bits: instruction path, kernel sources, compiler versions, reduction plans."""
@@ -193,7 +200,7 @@ class Ops(Protocol):
         """Draw one token per row: penalties, bias, temperature, top-k, top-p, min-p, then Gumbel-max with counter noise.
 
         logits f32 [Q, V] are read, not changed. tokens int32 [Q]. The noise is `reference.gumbel`, the same on every device.
-        Raises StepFailed naming the rows that hold NaN or have no finite largest logit.
+        A row that holds NaN or has no finite largest logit gets -1, so that it fails alone and not with its neighbours.
         """
         ...
 

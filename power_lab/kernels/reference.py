@@ -126,7 +126,7 @@ def sample(z: Tensor, temperature: float, top_k: int, top_p: float, min_p: float
     """The token that Gumbel-max draws from penalised logits z [V]; temperature 0 takes the largest, the lowest id on a tie."""
     if temperature == 0:
         return int((z == z.max()).nonzero()[0])
-    y = z.double() / temperature
+    y = (z - z.max()).double() / temperature
     noise = torch.tensor([gumbel(seed, position, t) for t in range(len(y))], dtype=torch.float64)
     return int((y + noise).masked_fill(~survivors(y, top_k, top_p, min_p), -torch.inf).argmax())
 

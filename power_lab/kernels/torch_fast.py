@@ -32,6 +32,10 @@ class TorchFastOps(NumbaOps):
             f"power-lab/arithmetic/torch-fast/1|{torch.__version__}|{super().digest()}".encode()
         ).hexdigest()
 
+    @property
+    def nbytes(self) -> int:
+        return super().nbytes + sum(matrix.nbytes for matrix in self._unpacked.values())
+
     def close(self) -> None:
         """End the worker threads and free the unpacked weights; a later product unpacks its own again."""
         super().close()

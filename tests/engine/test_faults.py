@@ -439,3 +439,36 @@ def test_a_bias_that_its_caller_changes_afterwards_stays_as_it_was_submitted(
     bias |= {5: -1000.0, 6: 1000.0}
     record = ticket.result()
     assert record.tokens == (5, 5, 5, 5) and record.params["logit_bias"] == {"5": 1000.0}
+
+
+def test_logits_that_are_not_finite_cost_their_own_request_only(numba_ops: Callable[[int], Ops]) -> None:
+    """A row's fate must not depend on who shares the batch, a bad one included."""
+
+    class Poisoned(FaultyOps):
+        """Rows whose hidden state came from the token 255 get NaN logits."""
+
+        def linear(self, x: Any, weights: Any, out: Any) -> None:
+            self._ops.linear(x, weights, out)
+            if out.shape[1] == self.vocab and self.poison is not None:
+                out[self.poison] = np.nan
+
+        vocab = tiny.tokenizer().vocab_size
+        poison: int | None = None
+
+    ops = Poisoned(numba_ops(2))
+    engine = tiny.engine(tiny.Shape(layers=1), ops)  # type: ignore[arg-type]
+    params = SamplingParams(max_tokens=12, ignore_eos=True, logprobs=1)
+    want = engine.submit([1, 2, 3], params).result()
+    good, bad = engine.submit([1, 2, 3], params), engine.submit([4, 5], params)
+    for _ in range(4):
+        engine.step()
+    ops.poison = 1
+    engine.step()
+    ops.poison = None
+    record = bad.result()
+    assert record.finish == "error" and "NaN" in record.finish_detail and len(record.tokens) == 4
+    got = good.result()
+    assert got.tokens == want.tokens
+    assert [p for r in got.rounds for p in r.logprobs] == [p for r in want.rounds for p in r.logprobs]
+    engine.check()
+    assert engine.status().used_blocks == 0

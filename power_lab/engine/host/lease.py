@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from power_lab.engine.config import EngineConfig, Paths
+from power_lab.engine.config import EngineConfig, Paths, usable_cores
 from power_lab.engine.host.api import EngineLike, Factory
 from power_lab.engine.host.threads import on_thread
 from power_lab.errors import EngineClosed, EngineInUse
@@ -33,7 +32,7 @@ def resolved(config: EngineConfig) -> EngineConfig:
     """The configuration with what this machine decides filled in, so that equal engines have equal keys."""
     file = Path(config.model)
     model = str(file.resolve()) if file.is_absolute() else config.model
-    return msgspec.structs.replace(config, threads=config.threads or os.cpu_count() or 1, model=model)
+    return msgspec.structs.replace(config, threads=config.threads or usable_cores(), model=model)
 
 
 def key_of(config: EngineConfig) -> str:

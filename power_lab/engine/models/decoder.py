@@ -55,6 +55,11 @@ class Decoder:
         self.ops = ops
         self._rope = ops.rope_tables(positions, spec.attention.rotary_dim, spec.attention.theta)
 
+    @property
+    def table_bytes(self) -> int:
+        """Bytes of the rotary tables."""
+        return self._rope.nbytes
+
     def forward(self, batch: Batch, caches: tuple[KVCache, ...], work: Workspace) -> Array:
         """Run all rows and return logits f32 [Q, V] of the sampled ones (a view of the workspace)."""
         rows, sampled = batch.ids.shape[0], batch.sampled.shape[0]

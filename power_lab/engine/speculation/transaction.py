@@ -26,12 +26,14 @@ def match(drafts: Sequence[int], targets: Sequence[int], terminal: Terminal) -> 
 
     Args:
         drafts: [K] proposed tokens.
-        targets: [K + 1] the target's own draws, the last one being the bonus.
+        targets: [K + 1] the target's own draws, the last one being the bonus; negative where nothing could be drawn.
         terminal: called once for each emitted token, in order; why the request ends there, or None.
     """
     emitted: list[int] = []
     accepted = 0
     for row, token in enumerate(targets):
+        if token < 0:
+            return Outcome(tuple(emitted), accepted, Finish.ERROR)
         emitted.append(token)
         matched = row < len(drafts) and drafts[row] == token
         accepted += matched
@@ -55,10 +57,12 @@ class Proposer:
     Args:
         drafters: name -> drafter; made lazily by the engine for the names its requests use.
         clock: monotonic seconds.
+        vocab: of the target; a draft outside it would read past the embedding.
     """
 
-    def __init__(self, make: Callable[[str], Drafter], clock: Callable[[], float]) -> None:
+    def __init__(self, make: Callable[[str], Drafter], clock: Callable[[], float], vocab: int) -> None:
         self._make = make
+        self._vocab = vocab
         self._clock = clock
         self._drafters: dict[str, Drafter] = {}
         self._of: dict[int, Drafter] = {}
@@ -116,6 +120,8 @@ class Proposer:
             if len(drafts) != len(asked):
                 raise ValueError(f"{len(asked)} asks but {len(drafts)} answers")
             drafts = [tuple(draft[: ask.width]) for (_, ask), draft in zip(asked, drafts, strict=True)]
+            if any(not 0 <= token < self._vocab for draft in drafts for token in draft):
+                raise ValueError(f"a draft is outside the vocabulary of {self._vocab}")
             note = "no earlier match"
         except Exception as error:  # noqa: BLE001  # a drafter is never worth a request
             drafts = [()] * len(asked)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numba
@@ -36,6 +37,20 @@ ENTRIES: dict[str, tuple[Any, tuple[types.Type, ...]]] = {
     "logprobs": (logprobs.logprobs, (l1, f2, i1, f1, i2, f2)),
 }
 """name -> (kernel, argument types). Python numbers arrive as int64 and float64; kernels round the latter to f32 themselves."""
+
+
+_COMPILING = Lock()
+"""Compiled kernels belong to the process: of two tables made at once, one compiles and the other waits and finds them."""
+
+
+def compile_all(folder: Path | None, progress: Callable[[int, int, str], None] | None) -> Any:
+    """Everything, from the cache in `folder` where there is one; returns the team's loop."""
+    with _COMPILING:
+        loop = compile_work(folder)
+        if progress is not None:
+            progress(1, len(ENTRIES) + 1, "the shared loop")
+        compile_entries(progress)
+        return loop
 
 
 def compile_entries(progress: Callable[[int, int, str], None] | None) -> None:

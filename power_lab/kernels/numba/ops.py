@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from power_lab.errors import ModelFileError, StepFailed
+from power_lab.errors import ModelFileError
 from power_lab.kernels.numba import attention, catalogue, embed, identity, linear, logprobs, norm, sample
 from power_lab.kernels.numba import rope as rope_kernels
 from power_lab.kernels.numba.team import PITCH, SCRATCH, Team
@@ -58,12 +58,13 @@ class NumbaOps:
         """Compile or load everything and start the team; without this, the first operation does it."""
         if self._loop is not None:
             return
-        loop = catalogue.compile_work(None if self.cache_reason else self._cache)
-        if progress is not None:
-            progress(1, len(catalogue.ENTRIES) + 1, "the shared loop")
-        catalogue.compile_entries(progress)
+        loop = catalogue.compile_all(None if self.cache_reason else self._cache, progress)
         self._team.start(loop.ctypes, loop.address)
         self._loop = loop
+
+    @property
+    def nbytes(self) -> int:
+        return self._scratch.nbytes + sum(array.nbytes for array in self._sample_scratch)
 
     def close(self) -> None:
         """End the worker threads."""
@@ -170,7 +171,6 @@ class NumbaOps:
         embed.gather(x, rows, out)
 
     def sample(self, logits: Array, rows: SampleRows, tokens: Array) -> None:
-        """Raises StepFailed when a row has a NaN or no finite largest logit; `tokens` is then -1 there."""
         controls = (rows.temperature, rows.top_k, rows.top_p, rows.min_p, rows.repetition, rows.presence)
         packed = np.stack(controls, axis=1, dtype=np.float32, casting="unsafe")
         keys = np.stack([rows.seeds.view(np.int64), rows.positions], axis=1)
@@ -180,10 +180,6 @@ class NumbaOps:
         sample.sample(
             self._block, logits, packed, keys, rows.history, spans, rows.bias_ids, rows.bias_values, tokens, *scratch
         )
-        if (tokens == sample.BAD).any():
-            bad = np.flatnonzero(tokens == sample.BAD).tolist()
-            message = f"Logit rows {bad} hold NaN or no finite maximum, so no token can be drawn."
-            raise StepFailed(message, "Check weights and logit biases.")
 
     def logprobs(self, logits: Array, tokens: Array, top: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         count, top = logits.shape[0], min(top, logits.shape[1])

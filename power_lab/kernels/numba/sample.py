@@ -1,8 +1,8 @@
 """Sampling one token per row of logits.
 
 The chain: repetition and presence penalties, bias, temperature, top-k, top-p over what top-k left, min-p, then Gumbel-max:
-the survivor with the largest (logit / temperature + Gumbel noise) is an exact draw from their softmax. The noise is keyed by
-(seed, position, token).
+the survivor with the largest ((logit - maximum) / temperature + Gumbel noise) is an exact draw from their softmax. The noise
+is keyed by (seed, position, token); the maximum goes first so that noise of order 1 is not lost beside huge quotients.
 
 Survivors are a prefix of the tokens sorted by (value downwards, id upwards), so they are told by one `cut`: the value and the
 id of the last one. It is found by a histogram over the distance from the maximum; only the bin in which a limit falls is
@@ -89,10 +89,19 @@ def _emit_argmax(b: Builder, logits: Value, count: Value) -> Value:
 
 
 def _emit_draw(
-    b: Builder, logits: Value, count: Value, temperature: Value, cut: Value, last: Value, seed: Value, position: Value
+    b: Builder,
+    logits: Value,
+    count: Value,
+    top: Value,
+    temperature: Value,
+    cut: Value,
+    last: Value,
+    seed: Value,
+    position: Value,
 ) -> Value:
-    """Gumbel-max over tokens whose logit / temperature is above `cut`, or equal to it with an id of at most `last`."""
+    """Gumbel-max over tokens whose (logit - top) / temperature is above `cut`, or equal to it with an id of at most `last`."""
     best = _Best(b)
+    maximum = v.splat(b, top)
     divisor, edge, last_id = v.splat(b, temperature), v.splat(b, cut), v.splat(b, b.trunc(last, I32))
     low = v.const(v.vec(F32), -INFINITY)
     groups = b.udiv(b.add(count, v.i64(noise.GROUP - 1)), v.i64(noise.GROUP))
@@ -101,22 +110,22 @@ def _emit_draw(
             first = b.add(b.mul(g, v.i64(noise.GROUP)), v.i64(w * v.LANES))
             span = Span(b, first, v.first_lanes(b, b.sub(count, first)))
             raw, ids = span.load(logits), _ids(b, first)
-            scaled = b.fdiv(raw, divisor)
+            scaled = b.fdiv(b.fsub(raw, maximum), divisor)
             tie = b.and_(b.fcmp_ordered("==", scaled, edge), b.icmp_signed("<=", ids, last_id))
             alive = b.and_(span.mask, b.or_(b.fcmp_ordered(">", scaled, edge), tie))
             best.see(b.select(alive, b.fadd(scaled, noise.gumbel(b, word)), low), ids, raw)
     return best.result()
 
 
-def _emit_scale(b: Builder, logits: Value, count: Value, temperature: Value, out: Value) -> None:
-    divisor = v.splat(b, temperature)
-    v.sweep(b, count, lambda span: span.store(b.fdiv(span.load(logits), divisor), out))
+def _emit_scale(b: Builder, logits: Value, count: Value, top: Value, temperature: Value, out: Value) -> None:
+    maximum, divisor = v.splat(b, top), v.splat(b, temperature)
+    v.sweep(b, count, lambda span: span.store(b.fdiv(b.fsub(span.load(logits), maximum), divisor), out))
 
 
 argmax = v.routine("argmax", types.int64, [types.int64] * 2, _emit_argmax)
-draw = v.routine("draw", types.int64, [types.int64] * 2 + [types.float32] * 2 + [types.int64] * 3, _emit_draw)
+draw = v.routine("draw", types.int64, [types.int64] * 2 + [types.float32] * 3 + [types.int64] * 3, _emit_draw)
 exp = v.routine("exp", types.float32, [types.float32], v.exp)
-scale = v.routine("scale", types.void, [types.int64] * 2 + [types.float32, types.int64], _emit_scale)
+scale = v.routine("scale", types.void, [types.int64] * 2 + [types.float32] * 2 + [types.int64], _emit_scale)
 
 
 @njit(nogil=True, error_model="numpy", inline="always")
@@ -212,7 +221,7 @@ def _top_p(y, top, counts, masses, wanted, ids):
 
 @njit(nogil=True, error_model="numpy", inline="always")
 def _cut(y, top, k, p, min_p, ids, counts, masses):
-    """The last survivor of top-k, top-p and min-p as (value, id). y f32 [V] is already divided by the temperature."""
+    """The last survivor of top-k, top-p and min-p as (value, id). y f32 [V] is (logit - maximum) / temperature."""
     value, last = np.float32(-INFINITY), y.shape[0]
     if k > 0 or p < 1:
         for i in range(BINS):
@@ -245,9 +254,9 @@ def _draw_row(logits, temperature, k, p, min_p, seed, position, y, ids, counts, 
         return best
     value, last = np.float32(-INFINITY), vocabulary
     if k > 0 or p < 1 or min_p > 0:
-        scale(address(logits), vocabulary, temperature, address(y))
+        scale(address(logits), vocabulary, logits[best], temperature, address(y))
         value, last = _cut(y, y[best], k, p, min_p, ids, counts, masses)
-    return draw(address(logits), vocabulary, temperature, value, last, seed, position)
+    return draw(address(logits), vocabulary, logits[best], temperature, value, last, seed, position)
 
 
 @njit(nogil=True, error_model="numpy")

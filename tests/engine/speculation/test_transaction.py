@@ -91,9 +91,23 @@ class Broken:
 
 def test_a_drafter_that_raises_costs_drafts_and_says_so() -> None:
     request = Request(7, 1, SamplingParams(speculate="ngram"), [1], 10, frozenset())
-    proposer = Proposer(lambda _: Broken(), lambda: 0.0)
+    proposer = Proposer(lambda _: Broken(), lambda: 0.0, 100)
     proposer.begin(request)
     assert proposer.propose({7: 4}, [request])[7].note == "broken failed: RuntimeError: boom"
     assert request.drafts == ()
     proposer.commit(request, [1])
     assert proposer.propose({7: 4}, [request])[7].note == "broken failed: RuntimeError: commit boom"
+
+
+def test_drafts_outside_the_vocabulary_are_dropped_and_said() -> None:
+    class Wild(Broken):
+        def propose(self, asks: Sequence[DraftAsk]) -> list[tuple[int, ...]]:
+            return [(1, 100)]
+
+        def commit(self, request_id: int, emitted: Sequence[int]) -> None: ...
+
+    request = Request(7, 1, SamplingParams(speculate="ngram"), [1], 10, frozenset())
+    proposer = Proposer(lambda _: Wild(), lambda: 0.0, 100)
+    proposer.begin(request)
+    assert "outside the vocabulary of 100" in proposer.propose({7: 4}, [request])[7].note
+    assert request.drafts == ()
