@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from power_lab.errors import ConfigError
+
 if TYPE_CHECKING:
     from power_lab.engine.host.api import Prompting
     from power_lab.lab import Lab
@@ -34,7 +36,13 @@ class Conversation:
 
     def _prompt(self, text: str) -> Prompting:
         if self.turns:
-            record = self.turns[-1].record
-            return self._lab.engine.continuation(record.prompt_tokens, record.tokens, text)
+            record, engine = self.turns[-1].record, self._lab.engine
+            if engine.facts.sha256 != record.engine.sha256:  # token ids mean nothing to another model
+                raise ConfigError(
+                    "model",
+                    f"this conversation was held with {record.engine.model}, and {engine.facts.model} is loaded now",
+                    f"Load {record.engine.model!r} again, or begin another one with lab.chat().",
+                )
+            return engine.continuation(record.prompt_tokens, record.tokens, text)
         opening = [{"role": "system", "content": self._system}] if self._system is not None else []
         return [*opening, {"role": "user", "content": text}]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ import msgspec
 from power_lab.conversation import Conversation
 from power_lab.engine.config import EngineConfig, HostSettings, Paths, strict
 from power_lab.engine.request import SamplingParams
-from power_lab.errors import EngineClosed, EngineInUse, RequestCancelled, StepFailed
+from power_lab.errors import ConfigError, EngineClosed, EngineInUse, RequestCancelled, StepFailed
 from power_lab.many import derived_seed, in_order
 
 if TYPE_CHECKING:
@@ -158,19 +158,21 @@ class Lab:
         wanted = sampling(params)
         out = stream_for(stream)
         run = self._submit(prompt, wanted, chat=chat, cache_key=cache_key, deadline_s=deadline_s)
+        done: Run | None = None  # and not `last`, which another thread may set
         try:
             with self._closing_noticed():
                 run.result(on_delta=out.delta)
         finally:
             run.settle()  # nothing to do for a finished run
             if run.record is not None:
-                out.done(self._keep(run.record))
-        assert self.last is not None
-        return _sound(self.last)
+                done = self._keep(run.record)
+                out.done(done)
+        assert done is not None
+        return _sound(done)
 
     def generate_many(
         self,
-        prompts: Sequence[Prompting],
+        prompts: Iterable[Prompting],
         *,
         progress: bool = True,
         chat: bool | None = None,
@@ -186,15 +188,19 @@ class Lab:
         from power_lab.bars import CountBar
 
         wanted = sampling(params)
+        if isinstance(prompts, (str, bytes, Mapping)) or not isinstance(prompts, Iterable):
+            found = type(prompts).__name__
+            raise ConfigError("prompts", f"{found} found", "Give a list of prompts; for one there is lab.generate.")
+        asked = list(prompts)
         seed = secrets.randbits(63) if wanted.seed is None else wanted.seed
         keys = {"chat": chat, "cache_key": cache_key, "deadline_s": deadline_s}
 
         def submit(index: int) -> RemoteRun:
-            return self._submit(prompts[index], msgspec.structs.replace(wanted, seed=derived_seed(seed, index)), **keys)
+            return self._submit(asked[index], msgspec.structs.replace(wanted, seed=derived_seed(seed, index)), **keys)
 
         runs: list[Run] = []
-        with self._closing_noticed(), CountBar(len(prompts), progress) as bar:
-            for record in in_order(len(prompts), submit, IN_FLIGHT):
+        with self._closing_noticed(), CountBar(len(asked), progress) as bar:
+            for record in in_order(len(asked), submit, IN_FLIGHT):
                 runs.append(_sound(self._keep(record)))
                 bar.update()
         return runs
@@ -215,8 +221,8 @@ class Lab:
     def _keep(self, record: RunRecord) -> Run:
         from power_lab.run import Run
 
-        self.last = Run(record)
-        return self.last
+        self.last = run = Run(record)
+        return run
 
     @contextmanager
     def _closing_noticed(self) -> Iterator[None]:
@@ -363,6 +369,6 @@ def sampling(params: Mapping[str, Any]) -> SamplingParams:
 def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
     """NumPy scalars as Python numbers, so that values of an arange or linspace can be given as they are."""
     return {
-        key: value.item() if hasattr(value, "dtype") and hasattr(value, "item") else value
+        key: value.item() if hasattr(value, "dtype") and getattr(value, "ndim", None) == 0 else value
         for key, value in settings.items()
     }

@@ -277,12 +277,20 @@ def _find(model: str, paths: Paths, catalogue: dict[str, Packaged]) -> Path:
     """The file that is meant by a path, or by the name of a .gguf file in the model folder."""
     path = Path(model).expanduser()
     stored = paths.models / f"{model}.gguf"
-    if not path.is_file() and path.name == model and stored.is_file():
+    if not _is_file(path) and path.name == model and _is_file(stored):
         path = stored
-    if not path.is_file():
+    if not _is_file(path):
         names = ", ".join(entry.name for entry in list_models(paths, catalogue))
         raise ConfigError("model", f"{model!r} is neither a known model nor a file", f"Known models: {names}.")
     return path.resolve()
+
+
+def _is_file(path: Path) -> bool:
+    """Also for what cannot be a path: a prompt given as a model is too long for a file's name."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
 
 
 def _digest(path: Path, paths: Paths, progress: Report | bool) -> str:

@@ -159,6 +159,10 @@ class Run:
 
     __hash__ = None  # type: ignore[assignment]  # a record holds dictionaries
 
+    def __reduce__(self) -> tuple[type[Run], tuple[RunRecord]]:
+        """The record alone: neither what was derived from it nor in which cell it was shown, which is true in one kernel only."""
+        return Run, (self.record,)
+
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         bundle: dict[str, Any] = {"text/plain": repr(self), "text/html": self.to_html()}
         if len(self.receipt.json) <= _LARGEST_EVIDENCE:

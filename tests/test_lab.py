@@ -8,11 +8,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from power_lab import display
 from power_lab.engine.config import HostSettings
 from power_lab.engine.host import client as client_module
 from power_lab.errors import (
@@ -21,6 +23,7 @@ from power_lab.errors import (
     EngineInUse,
     HostUnavailable,
     ModelFileError,
+    ProtocolError,
     RequestCancelled,
     StepFailed,
 )
@@ -114,6 +117,37 @@ def test_wrong_parameters_are_named_before_anything_is_sent(home: Home, params, 
     assert not home.hosts()
 
 
+@pytest.mark.parametrize(
+    ("call", "word"),
+    [
+        (lambda lab: lab.generate(None), "prompt: NoneType found"),
+        (lambda lab: lab.generate(5), "prompt: int found"),
+        (lambda lab: lab.generate(b"abc"), "prompt: bytes found"),
+        (lambda lab: lab.generate({"role": "user", "content": "x"}), "prompt: dict found"),
+        (lambda lab: lab.generate("x", deadline_s="5"), "deadline_s"),
+        (lambda lab: lab.generate("x", cache_key=None), "cache_key"),
+        (lambda lab: lab.generate("x", chat="yes"), "chat"),
+        (lambda lab: lab.generate("x", temperature=__import__("numpy").array([0.1, 0.2])), "temperature"),
+        (lambda lab: lab.generate_many("hello"), "prompts: str found"),
+        (lambda lab: lab.generate_many(None), "prompts: NoneType found"),
+        (lambda lab: lab.generate_many(["a", 5]), "prompt: int found"),
+        (lambda lab: lab.tokenize(5), "text"),
+    ],
+)
+def test_arguments_of_wrong_types_are_named_and_cost_no_connection(lab: Lab, call, word):
+    client = lab.engine.client
+    assert word in str(raises(ConfigError, lambda: call(lab)))
+    assert client.open
+    assert lab.status().engines[0].runs == 0
+
+
+def test_what_no_frame_can_hold_is_refused_and_costs_no_connection(lab: Lab):
+    client = lab.engine.client
+    assert "surrogates" in str(raises(ProtocolError, lambda: lab.generate("\ud800")))
+    assert "64 bits" in str(raises(ProtocolError, lambda: lab.generate([1 << 70])))
+    assert client.open
+
+
 def test_wrong_settings_are_named_and_change_nothing(lab: Lab):
     before = lab.facts
     assert "kvtokens: unknown setting" in str(raises(ConfigError, lambda: lab.load("fake", kvtokens=1)))
@@ -128,6 +162,7 @@ def test_many_runs_come_in_order_with_seeds_of_their_own(lab: Lab):
     assert [run.record.params["seed"] for run in runs] == [derived_seed(9, i) for i in range(150)]
     assert runs[77].tokens == lab.generate("p77", max_tokens=2, seed=derived_seed(9, 77)).tokens
     assert lab.generate_many([]) == []
+    assert lab.generate_many((prompt for prompt in ["p77"]), max_tokens=2, seed=9)[0].finish == "length"
     drawn = lab.generate_many(["a", "b"], max_tokens=1)
     assert len({run.record.params["seed"] for run in drawn}) == 2
 
@@ -155,6 +190,29 @@ def test_a_chat_continues_the_exact_tokens(lab: Lab):
     assert (len(second.tokens), chat.turns) == (2, [first, second])
     raises(ConfigError, lambda: chat.say("three", max_tokens=0))
     assert chat.turns == [first, second]
+
+
+def test_a_chat_does_not_go_on_with_another_model(lab: Lab):
+    chat = lab.chat(max_tokens=2)
+    chat.say("one")
+    lab.load("fake-2")
+    error = raises(ConfigError, lambda: chat.say("two"))
+    assert "held with fake, and fake-2 is loaded" in str(error)
+    lab.load("fake")
+    assert len(chat.say("two").tokens) == 2
+
+
+def test_threads_get_their_own_runs(lab: Lab, monkeypatch):
+    both = threading.Barrier(2, timeout=hosting.HANG_S)
+
+    class Shown(display.Silent):
+        def done(self, run: object) -> None:
+            both.wait()  # by now each thread has set `lab.last`
+
+    monkeypatch.setattr(display, "stream_for", lambda wanted: Shown())
+    with ThreadPoolExecutor() as pool:
+        runs = list(pool.map(lambda count: lab.generate("hi", max_tokens=count), (3, 7)))
+    assert [len(run.tokens) for run in runs] == [3, 7]
 
 
 def test_an_interrupt_leaves_the_model_loaded_and_the_output_so_far(lab: Lab):

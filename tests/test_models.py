@@ -319,6 +319,12 @@ def test_list_and_names(paths: Paths) -> None:
         models.fetch("other", paths, False, KNOWN)
 
 
+@pytest.mark.parametrize("name", ["Why is the sky blue? " * 20, "a\0b", ""], ids=["prompt", "nul", "empty"])
+def test_what_can_be_no_file_is_an_unknown_model(paths: Paths, name: str) -> None:
+    with pytest.raises(ConfigError, match="neither a known model nor a file"):
+        models.resolve(name, paths, False, KNOWN)
+
+
 def test_a_full_or_forbidden_disk_is_a_typed_error(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
     paths.cache.parent.mkdir(parents=True, exist_ok=True)
     paths.cache.write_text("a file where the folder should be")

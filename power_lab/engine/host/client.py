@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 import power_lab
-from power_lab.engine.config import EngineConfig, HostSettings, Paths
+from power_lab.engine.config import EngineConfig, HostSettings, Paths, strict
 from power_lab.engine.host import process
 from power_lab.engine.host import protocol as wire
 from power_lab.engine.host.api import OnProgress
@@ -146,8 +146,9 @@ class HostClient:
             return reply
 
     def query(self, kind: wire.QueryKind, engine: str = "", **fields: Any) -> Any:
-        """Ask for a value of the type in `protocol.ANSWERS`."""
-        with self.ask(lambda number: wire.Query(id=number, kind=kind, engine=engine, **fields)) as mail:
+        """Ask for a value of the type in `protocol.ANSWERS`. Raises ConfigError for a field of the wrong type."""
+        asked = {"kind": kind, "engine": engine, **fields}
+        with self.ask(lambda number: strict(wire.Query, {"id": number, **asked})) as mail:
             return msgspec.msgpack.decode(_value(mail.next()), type=wire.ANSWERS[kind])
 
     def status(self) -> wire.HostStatus:
@@ -219,7 +220,7 @@ class HostClient:
             protocol=wire.PROTOCOL,
             package=power_lab.__version__,
             revision=code_digest(),
-            client=name,
+            client=name.encode("utf-8", "replace").decode(),  # a notebook's path may be no Unicode
             observer=observer,
         )
         try:

@@ -239,8 +239,16 @@ _replies = msgspec.msgpack.Decoder(Reply)
 
 
 def pack(frame: Request | Reply, limit: int) -> bytes:
-    """Bytes of a frame with its length. Raises ProtocolError when it is larger than `limit` bytes."""
-    body = msgspec.msgpack.encode(frame)
+    """Bytes of a frame with its length. Raises ProtocolError when it is larger than `limit` bytes or holds what no frame can."""
+    try:
+        body = msgspec.msgpack.encode(frame)
+    except UnicodeEncodeError:
+        raise ProtocolError(
+            f"A {type(frame).__name__} frame holds text that is not valid Unicode: it has lone surrogates.",
+            "Replace them: text.encode('utf-8', 'replace').decode().",
+        ) from None
+    except OverflowError:
+        raise ProtocolError(f"A {type(frame).__name__} frame holds a whole number of more than 64 bits.") from None
     if len(body) > limit:
         raise ProtocolError(f"A {type(frame).__name__} frame of {len(body)} bytes exceeds the limit of {limit}.")
     return _LENGTH.pack(len(body)) + body

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+from power_lab.engine.config import strict
 from power_lab.engine.host import protocol as wire
 from power_lab.engine.host.api import OnDelta, OnDone, Prompting
 from power_lab.engine.host.client import SETTLE_S, HostClient, Mailbox
@@ -93,7 +94,10 @@ class RemoteEngine:
         on_delta: OnDelta | None = None,
         on_done: OnDone | None = None,
     ) -> RemoteRun:
-        """Start a run. `on_delta` and `on_done` are called on the reader thread; errors of submission come out of `result`."""
+        """Start a run. `on_delta` and `on_done` are called on the reader thread; errors of submission come out of `result`.
+
+        Raises ConfigError naming an argument of the wrong type, over which the host would end the connection.
+        """
 
         def listen(reply: wire.Reply) -> None:
             if isinstance(reply, wire.Output) and on_delta is not None:
@@ -105,17 +109,16 @@ class RemoteEngine:
         mail = self.client.open_mail(listen if on_delta or on_done else None)
         run = RemoteRun(self.client, mail)
         try:
-            self.client.send(
-                wire.Submit(
-                    id=mail.id,
-                    engine=self.key,
-                    prompt=wanted,
-                    params=params,
-                    chat=chat,
-                    cache_key=cache_key,
-                    deadline_s=deadline_s,
-                )
-            )
+            fields = {
+                "id": mail.id,
+                "engine": self.key,
+                "prompt": wanted,
+                "params": params,
+                "chat": chat,
+                "cache_key": cache_key,
+                "deadline_s": deadline_s,
+            }
+            self.client.send(strict(wire.Submit, fields))
         except KeyboardInterrupt:
             run.settle()
             raise
@@ -154,6 +157,8 @@ def framed(prompt: Prompting) -> wire.Prompt:
     """A prompt as it crosses the socket. Raises ConfigError for anything that is not text, token ids or chat messages."""
     if isinstance(prompt, str):
         return prompt
+    if isinstance(prompt, (bytes, bytearray, Mapping)) or not isinstance(prompt, Iterable):
+        raise _not_a_prompt(prompt)
     items: list[int | dict[str, str]] = []
     for item in prompt:
         if isinstance(item, Mapping):
@@ -173,8 +178,9 @@ def _token(value: object) -> int:
     try:
         return operator.index(value)  # type: ignore[arg-type]
     except TypeError:
-        raise ConfigError(
-            "prompt",
-            f"{type(value).__name__} found",
-            "A prompt is text, a list of token ids, or a list of chat messages.",
-        ) from None
+        raise _not_a_prompt(value) from None
+
+
+def _not_a_prompt(value: object) -> ConfigError:
+    remedy = "A prompt is text, a list of token ids, or a list of chat messages."
+    return ConfigError("prompt", f"{type(value).__name__} found", remedy)

@@ -56,7 +56,7 @@ class FakeEngine:
         self.facts = EngineFacts(
             model=config.model,
             file="fake.gguf",
-            sha256="0" * 64,
+            sha256=hashlib.sha256(config.model.encode()).hexdigest(),
             license="none",
             architecture="fake",
             parameters=0,

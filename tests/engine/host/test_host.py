@@ -241,6 +241,11 @@ def test_a_client_that_is_forgotten_lets_go(home: Home):
     eventually(lambda: len(watcher.status().clients) == 1)
 
 
+def test_a_client_whose_name_is_no_unicode_is_served(home: Home):
+    client = home.client(client="caf\udce9.ipynb")
+    assert [one.name for one in client.status().clients] == ["caf?.ipynb"]
+
+
 def test_an_observer_holds_nothing(home: Home):
     home.engine()
     observer = HostClient.find(home.paths, home.settings)
