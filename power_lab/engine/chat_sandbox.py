@@ -35,6 +35,7 @@ MAX_DEPTH = 64
 MAX_TOTAL = 1 << 25  # weight of everything that one rendering makes and prints
 MAX_SECONDS = 1.0  # of this thread's processor time, so that a busy machine changes nothing
 MAX_RANGE = 100_000
+MAX_DIGITS = 300  # of a float; Python raises 10 to that power, and one such operation stops every thread for as long as it takes
 MAX_PATTERN = 256  # where the work is the product of both lengths
 
 
@@ -140,6 +141,8 @@ def precheck(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     elif name in ("indent", "tojson"):
         widths = [len(part) if isinstance(part, str) else part for part in extra if isinstance(part, (str, int))]
         total *= 1 + max([0, *widths])
+    elif name == "round" and any(isinstance(part, int) and part > MAX_DIGITS for part in extra):
+        raise too_much(f"rounds to more than {MAX_DIGITS} digits")
     elif name in _QUADRATIC and max((len(part) for part in extra if isinstance(part, str)), default=0) > MAX_PATTERN:
         raise too_much(f"searches for a text of more than {MAX_PATTERN} characters")
     if total > MAX_VALUE:

@@ -263,6 +263,8 @@ HOSTILE = {
     "format many": "{{ '%(a)s' * 99999 % {'a': 'x' * 99999} }}",
     "indent": "{{ ('\\n' * 10**6) | indent(10**6) }}",
     "indent JSON": "{{ [[1]] | tojson(indent=10**9) }}",
+    "round": "{{ 1 | round(10**7, 'ceil') }}",
+    "round in map": "{{ [1] | map('round', precision=10**7, method='floor') | list }}",
     "lipsum": "{{ lipsum(10**6) }}",
     "strftime": "{{ strftime_now('%0999999999d') }}",
     "strip": "{{ ('ab' * 10**6).strip('c' * 10**6 ~ 'ab') }}",
