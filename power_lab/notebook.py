@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import shutil
 import signal
 import tempfile
 import time
@@ -251,13 +252,20 @@ def _read(path: Path) -> NotebookNode:
 
 
 def _write(document: NotebookNode, path: Path) -> None:
-    """Write whole or not at all: a full disk must not cost the user the notebook that was there."""
+    """Write whole or not at all: a full disk must not cost the user the notebook that was there.
+
+    A link stays a link, and a notebook that others could not read stays so.
+    """
     import nbformat
 
-    draft = path.with_name(f".{path.name}.part")
+    target = path.resolve()
+    draft = target.with_name(f".{target.name}.part")
     try:
+        draft.touch()
+        if target.exists():
+            shutil.copymode(target, draft)
         draft.write_text(nbformat.writes(document) + "\n", encoding="utf-8")
-        draft.replace(path)
+        draft.replace(target)
     except OSError as error:
         draft.unlink(missing_ok=True)
         raise PowerLabError(f"{path}: cannot be written: {error.strerror}.", "Give another --output.") from None

@@ -90,6 +90,17 @@ class TestRun:
         assert outputs(path)[1][0].text == "hi\n"
         assert outputs(path)[1][1].data["text/plain"] == "21"
 
+    def test_a_private_notebook_stays_private_and_a_link_a_link(self, power_lab, tmp_path):
+        path = notebook(tmp_path / "a.ipynb", "print('secret')")
+        path.chmod(0o600)
+        link = tmp_path / "link.ipynb"
+        link.symlink_to(path)
+        assert power_lab("run", link, "--kernel", "python3").returncode == 0
+        assert link.is_symlink()
+        assert outputs(path)[0][0].text == "secret\n"
+        assert path.stat().st_mode & 0o777 == 0o600
+        assert not list(tmp_path.glob(".*.part"))
+
     def test_output_goes_elsewhere_and_json_says_so(self, power_lab, tmp_path):
         path = notebook(tmp_path / "a.ipynb", "import os; print(os.getcwd())")
         before = path.read_bytes()
