@@ -95,8 +95,14 @@ class Starting:
 
     def __init__(self, paths: Paths, place: Place, settings: HostSettings) -> None:
         self._log = log_path(paths)
-        paths.state.mkdir(mode=0o700, parents=True, exist_ok=True)
-        number, name = tempfile.mkstemp(dir=paths.state, prefix="start-", suffix=".err")
+        try:
+            paths.state.mkdir(mode=0o700, parents=True, exist_ok=True)
+            number, name = tempfile.mkstemp(dir=paths.state, prefix="start-", suffix=".err")
+        except OSError as error:
+            raise HostUnavailable(
+                f"The engine host's log cannot be in {paths.state}: {error.strerror}.",
+                "Free some space, give that folder to your user, or set POWER_LAB_HOME to a local folder of your own.",
+            ) from None
         self._startup = Path(name)
         with open(number, "wb") as output:
             self._process = subprocess.Popen(

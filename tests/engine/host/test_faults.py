@@ -200,6 +200,14 @@ def test_a_start_that_fails_comes_back_whole(home: Home):
     assert not list(home.paths.state.glob("start-*"))
 
 
+def test_a_state_folder_that_cannot_be_made_is_named_with_a_remedy(home: Home):
+    home.paths.state.parent.mkdir(parents=True)
+    home.paths.state.write_text("a file")
+    error = raises(HostUnavailable, home.client)
+    assert str(home.paths.state) in error.message
+    assert "POWER_LAB_HOME" in error.remedy
+
+
 def test_a_host_that_does_not_answer_is_named(home: Home, monkeypatch):
     pid = home.client().pid
     monkeypatch.setattr(client_module, "HANDSHAKE_S", 0.2)
