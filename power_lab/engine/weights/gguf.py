@@ -29,6 +29,7 @@ T = TypeVar("T")
 MAX_KEYS = 1 << 16
 MAX_TENSORS = 1 << 20
 MAX_STRINGS = 1 << 21  # in all arrays together; the largest vocabularies have 262k tokens and 515k merges
+MAX_HEADER_BYTES = 1 << 28  # before the tensors; it is read into memory, and the largest have some 30 MB
 MAX_TEXT_BYTES = 1 << 24  # of one string value; chat templates have some 20k
 MAX_ALIGNMENT = 1 << 20
 MAX_DIMS = 4  # ggml's GGML_MAX_DIMS
@@ -200,11 +201,12 @@ def _brief(value: object) -> str:
 
 
 class _Reader:
-    """One pass over the header. `at` is the position, never past the end."""
+    """One pass over the header. `at` is the position, never past `limit`: the end of the file or of the longest header."""
 
     def __init__(self, mapped: mmap.mmap, path: Path) -> None:
         self.buffer = mapped
         self.size = len(mapped)
+        self.limit = min(self.size, MAX_HEADER_BYTES)
         self.path = path
         self.at = 0
         self.strings = 0
@@ -232,8 +234,9 @@ class _Reader:
     def take(self, size: int, what: str) -> int:
         """Start of the next `size` bytes, which are then behind us."""
         start = self.at
-        if size > self.size - start:
-            raise self.wrong(f"{what} needs {size} bytes at offset {start}, but the file ends at {self.size}")
+        if size > self.limit - start:
+            end = f"the file ends at {self.size}" if self.limit == self.size else f"a header has at most {self.limit}"
+            raise self.wrong(f"{what} needs {size} bytes at offset {start}, but {end}")
         self.at = start + size
         return start
 
@@ -243,7 +246,7 @@ class _Reader:
     def count(self, what: str, most: int, smallest: int) -> int:
         """A count of things that take at least `smallest` bytes each."""
         count = self.number("<Q", what)
-        if count > most or count * smallest > self.size - self.at:
+        if count > most or count * smallest > self.limit - self.at:
             raise self.wrong(f"{what} {count} is more than the file can hold")
         return count
 
@@ -290,14 +293,14 @@ class _Reader:
 
     def string_array(self, count: int, what: str) -> list[str]:
         """The hot loop of opening (100k strings in a small model), so it is written out flat."""
-        buffer, size, at, length_at = self.buffer, self.size, self.at, struct.Struct("<Q").unpack_from
+        buffer, size, at, length_at = self.buffer, self.limit, self.at, struct.Struct("<Q").unpack_from
         texts: list[str] = []
         for index in range(count):
             if at + 8 > size:
-                raise self.wrong(f"{what}: item {index} lies past the end of the file")
+                raise self.wrong(f"{what}: item {index} lies past the end of the file or of the longest header")
             end = at + 8 + length_at(buffer, at)[0]
             if end > size:
-                raise self.wrong(f"{what}: item {index} lies past the end of the file")
+                raise self.wrong(f"{what}: item {index} lies past the end of the file or of the longest header")
             try:
                 texts.append(buffer[at + 8 : end].decode())
             except UnicodeDecodeError:

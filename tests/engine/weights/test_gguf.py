@@ -14,7 +14,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from power_lab.engine.weights.gguf import TYPES, GgufFile
+from power_lab.engine.weights.gguf import MAX_HEADER_BYTES, TYPES, GgufFile
 from power_lab.errors import ModelFileError
 from power_lab.kernels.quants import GEOMETRY, QuantType
 from tests.engine.weights.ggufs import ARRAY, BOOL, F32, I32, STRING, U8, U32, Gguf, Tensor, pair, small, text
@@ -212,6 +212,24 @@ def test_nonsense_is_refused_by_name_before_anything_is_made(folder: Path, case:
     finally:
         tracemalloc.stop()
     assert "model.gguf" in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [U8, STRING])
+def test_a_large_file_cannot_put_itself_into_memory(folder: Path, kind: int) -> None:
+    """Its bytes are really there, but as one value of the header."""
+    size = MAX_HEADER_BYTES + 1
+    head = text("k") + struct.pack("<IIQ", ARRAY, kind, size if kind == U8 else 1)
+    path = folder / "large.gguf"
+    path.write_bytes(bytes(Gguf([head if kind == U8 else head + struct.pack("<Q", size)])))
+    os.truncate(path, 2 * size)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ModelFileError, match=r"'k'.*header"):
+            GgufFile.open(path)
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
+        path.unlink()
 
 
 def test_what_is_no_file_is_refused(folder: Path) -> None:
