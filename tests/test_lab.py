@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from power_lab import display
@@ -92,7 +93,6 @@ def test_output_is_printed_only_when_asked_for_outside_notebooks(lab: Lab, capsy
 
 
 def test_numpy_numbers_and_a_lone_stop_string_are_taken(lab: Lab):
-    np = pytest.importorskip("numpy")
     record = lab.generate("hi", max_tokens=np.int64(2), temperature=np.float32(0.5), stop="end").record
     assert (record.params["max_tokens"], record.params["temperature"], record.params["stop"]) == (2, 0.5, ["end"])
 
@@ -127,7 +127,7 @@ def test_wrong_parameters_are_named_before_anything_is_sent(home: Home, params, 
         (lambda lab: lab.generate("x", deadline_s="5"), "deadline_s"),
         (lambda lab: lab.generate("x", cache_key=None), "cache_key"),
         (lambda lab: lab.generate("x", chat="yes"), "chat"),
-        (lambda lab: lab.generate("x", temperature=__import__("numpy").array([0.1, 0.2])), "temperature"),
+        (lambda lab: lab.generate("x", temperature=np.array([0.1, 0.2])), "temperature"),
         (lambda lab: lab.generate_many("hello"), "prompts: str found"),
         (lambda lab: lab.generate_many(None), "prompts: NoneType found"),
         (lambda lab: lab.generate_many(["a", 5]), "prompt: int found"),

@@ -51,7 +51,6 @@ def test_every_variable_is_described(record):
 
 
 def _through_netcdf(data: xarray.Dataset) -> xarray.Dataset:
-    pytest.importorskip("h5py", reason="writing NetCDF-4 needs h5py")
     with TemporaryDirectory() as folder:
         path = Path(folder) / "trace.nc"
         data.to_netcdf(path, engine="h5netcdf")

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
+from playwright.sync_api import sync_playwright
 
 from power_lab.run import Run
 from power_lab.widgets.inspect import Inspect
 from power_lab.widgets.view import View
+from tests.browser.lab import FLAGS, chromium
 from tests.factories import block_states, run_record
-
-sync_api = pytest.importorskip("playwright.sync_api")
-CHROMIUM = Path("/usr/bin/chromium")
-pytestmark = pytest.mark.skipif(not CHROMIUM.exists(), reason="needs /usr/bin/chromium")
 
 FAKE_MODEL = """
 window.fake = (traits) => {
@@ -41,10 +38,8 @@ class Lab:
 
 @pytest.fixture(scope="module")
 def browser():
-    with sync_api.sync_playwright() as driver:
-        browser = driver.chromium.launch(
-            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
-        )
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=chromium(), args=FLAGS)
         yield browser
         browser.close()
 
