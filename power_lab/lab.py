@@ -20,6 +20,7 @@ from power_lab.many import derived_seed, in_order
 if TYPE_CHECKING:
     from power_lab.engine.host.api import Prompting
     from power_lab.engine.host.client import HostClient
+    from power_lab.engine.host.protocol import Loaded
     from power_lab.engine.host.remote import RemoteEngine, RemoteRun
     from power_lab.engine.trace import BlockState, EngineFacts, RunRecord
     from power_lab.run import Run
@@ -74,10 +75,7 @@ class Lab:
         """
         config = EngineConfig.of({"model": str(model), **plain(settings)})
         with self._lock:
-            before = self._engine
-            engine = self._load(config)
-            if before is not None and before.key != engine.key:
-                before.close()
+            self._load(config)
         return self
 
     def configure(self, **changes: Any) -> Lab:
@@ -110,15 +108,20 @@ class Lab:
         """What the engine is: model, file digest, licence, arithmetic, versions."""
         return self.engine.facts
 
-    def _load(self, config: EngineConfig, replaces: str = "") -> RemoteEngine:
+    def _load(self, config: EngineConfig, replaces: str = "") -> None:
         from power_lab.bars import LoadBar
         from power_lab.engine.host.remote import RemoteEngine
 
         client = self._connected()
+
+        def use(loaded: Loaded) -> None:
+            before, self._engine = self._engine, RemoteEngine(client, loaded)
+            self._config = config
+            if before is not None and before.key != loaded.engine:
+                before.close()
+
         with LoadBar() as bar:
-            loaded = client.load(config, replaces=replaces, progress=bar)
-        self._config, self._engine = config, RemoteEngine(client, loaded)
-        return self._engine
+            client.load(config, replaces=replaces, progress=bar, use=use)
 
     def _connected(self) -> HostClient:
         from power_lab.engine.host.client import HostClient

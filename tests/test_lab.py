@@ -15,9 +15,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from power_lab import display
+from power_lab import bars, display
 from power_lab.engine.config import HostSettings
 from power_lab.engine.host import client as client_module
+from power_lab.engine.host import protocol as wire
 from power_lab.errors import (
     CapacityError,
     ConfigError,
@@ -238,6 +239,41 @@ def test_an_interrupted_load_leaves_no_lease(home: Home, lab: Lab):
         lab.load("slow-load")
     assert lab.facts.model == "fake"
     eventually(lambda: [len(info.clients) for info in lab.status().engines] == [1, 0])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda lab: lab.configure(kv_tokens=128), lambda lab: lab.load("fake", kv_tokens=128)],
+    ids=["configure", "load"],
+)
+def test_an_interrupt_after_the_load_leaves_one_engine_and_it_works(lab: Lab, monkeypatch, change):
+    def late(bar: bars.LoadBar, stage: str, done: int, total: int) -> None:
+        eventually(lambda: any(info.facts and info.config.kv_tokens == 128 for info in lab.status().engines))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bars.LoadBar, "__call__", late)
+    with pytest.raises(KeyboardInterrupt):
+        change(lab)
+    assert [(info.config.kv_tokens, len(info.clients)) for info in lab.status().engines] == [(128, 1)]
+    assert lab.generate("hi", max_tokens=2).record.engine.config["kv_tokens"] == 128
+
+
+def test_a_second_interrupt_while_a_load_is_withdrawn_leaves_no_lease(home: Home, lab: Lab, monkeypatch):
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    usual = client_module.HostClient.send
+
+    def send(client: client_module.HostClient, frame: wire.Request) -> None:
+        (interrupt if isinstance(frame, wire.Cancel) else usual)(client, frame)
+
+    monkeypatch.setattr(bars.LoadBar, "__call__", interrupt)
+    monkeypatch.setattr(client_module.HostClient, "send", send)
+    with pytest.raises(KeyboardInterrupt):
+        lab.load("slow-load")
+    monkeypatch.undo()
+    eventually(lambda: all(not info.clients for info in another(home).status().engines))
+    assert lab.generate("hi", max_tokens=2).record.engine.model == "fake"
 
 
 def test_a_listener_that_fails_cancels_its_run(lab: Lab, monkeypatch):

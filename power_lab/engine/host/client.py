@@ -131,19 +131,44 @@ class HostClient:
 
     # --- calls ------------------------------------------------------------------------------------------------------------------
 
-    def load(self, config: EngineConfig, *, replaces: str = "", progress: OnProgress | None = None) -> wire.Loaded:
-        """Load or share an engine; `progress(stage, done, total)` is called in this thread. Raises what loading raises, EngineInUse."""
+    def load(
+        self,
+        config: EngineConfig,
+        *,
+        replaces: str = "",
+        progress: OnProgress | None = None,
+        use: Callable[[wire.Loaded], None] = lambda loaded: None,
+    ) -> wire.Loaded:
+        """Load or share an engine; `progress(stage, done, total)` is called in this thread. Raises what loading raises, EngineInUse.
+
+        A KeyboardInterrupt gives the lease up, and loading goes on in the host. `use` gets the engine at once, also when the interrupt
+        came too late to stop the host: the engine that this one replaces may be gone.
+        """
         with self.ask(lambda number: wire.Load(id=number, config=_located(config), replaces=replaces)) as mail:
             try:
                 while not isinstance(reply := mail.next(), wire.Loaded):
                     if isinstance(reply, wire.Progress) and progress is not None:
                         progress(reply.stage, reply.done, reply.total)
             except KeyboardInterrupt:
-                self.send(
-                    wire.Cancel(id=mail.id)
-                )  # no lease on what is not wanted any more; loading goes on in the host
+                loaded = self._withdrawn(mail)
+                if loaded is not None:
+                    use(loaded)
                 raise
+            use(reply)
             return reply
+
+    def _withdrawn(self, mail: Mailbox) -> wire.Loaded | None:
+        """Cancel a load; the engine, where that came too late. In doubt the connection is closed, which ends all its leases."""
+        try:
+            self.send(wire.Cancel(id=mail.id))
+            while not isinstance(reply := mail.next(HANDSHAKE_S), wire.Loaded):
+                continue
+            return reply
+        except PowerLabError:
+            return None
+        except (KeyboardInterrupt, TimeoutError):
+            self.close()
+            return None
 
     def query(self, kind: wire.QueryKind, engine: str = "", **fields: Any) -> Any:
         """Ask for a value of the type in `protocol.ANSWERS`. Raises ConfigError for a field of the wrong type."""
@@ -259,8 +284,9 @@ class HostClient:
         number = reply.id if not isinstance(reply, wire.Welcome) else 0
         if not number:
             raise ProtocolError(reply.message if isinstance(reply, wire.Failure) else "a reply without request came")
+        more = isinstance(reply, (wire.Progress, wire.Accepted, wire.Output))
         with self._lock:
-            mail = self._mail.get(number)
+            mail = self._mail.get(number) if more else self._mail.pop(number, None)
         if mail is not None:
             mail.put(reply)
 

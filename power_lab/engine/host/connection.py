@@ -16,7 +16,7 @@ from power_lab.engine.host.lease import Hosted
 from power_lab.engine.host.log import where
 from power_lab.engine.host.threads import on_thread
 from power_lab.engine.trace import Delta, RunRecord
-from power_lab.errors import ConfigError, EngineClosed, PowerLabError, ProtocolError, QueueFull
+from power_lab.errors import ConfigError, EngineClosed, PowerLabError, ProtocolError, QueueFull, RequestCancelled
 
 if TYPE_CHECKING:
     from power_lab.engine.host.server import Host
@@ -131,11 +131,17 @@ class Connection:
             work.close()
             self.fail(request, QueueFull(f"Question {request} is one too many (limit {TASK_LIMIT}).", "Await answers."))
             return
+        def ended(task: asyncio.Task[None]) -> None:
+            self._tasks.pop(request, None)
+            work.close()  # where it was cancelled before it began
+            if task.cancelled() and self._open:
+                self.fail(request, RequestCancelled(f"Request {request} was cancelled."))
+
         task = self._tasks[request] = self._loop.create_task(self._guarded(request, work))
-        task.add_done_callback(lambda _: self._tasks.pop(request, None))
+        task.add_done_callback(ended)
 
     def _cancel(self, request: int) -> None:
-        """A run ends with its record; a question or a load is dropped without an answer."""
+        """A run ends with its record; a question or a load with RequestCancelled, unless its answer is under way."""
         if run := self._runs.get(request):
             run.cancel()
         elif task := self._tasks.get(request):

@@ -66,7 +66,9 @@ class Submit(Frame, frozen=True, kw_only=True):
 
 
 class Cancel(Frame, frozen=True, kw_only=True):
-    """Ask for the end of run `id` at the next step boundary; its `Done` still comes."""
+    """Ask for the end of request `id`. A run ends at the next step boundary and its `Done` still comes; a load or a question that is not
+    answered yet fails with RequestCancelled.
+    """
 
     id: int
 

@@ -66,11 +66,9 @@ class RemoteRun:
             reply = self._mail.next(timeout)
         except PowerLabError as error:
             self._error = error
-            self._client.close_mail(self._mail)
             raise
         if isinstance(reply, wire.Done):
             self.record = reply.record
-            self._client.close_mail(self._mail)
         elif isinstance(reply, wire.Output) and on_delta is not None:
             on_delta(reply.delta)
 

@@ -24,6 +24,7 @@ from power_lab.errors import (
     PowerLabError,
     ProtocolError,
     QueueFull,
+    RequestCancelled,
 )
 from tests.hosting import Home, ended, eventually, raises
 
@@ -94,6 +95,26 @@ def test_a_cancelled_run_gives_its_record_and_the_engine_goes_on(home: Home):
     assert 0 < len(record.tokens) < 10_000
     run.cancel()  # of a finished run: nothing
     assert engine.submit("again", SamplingParams(max_tokens=2)).result().finish == "length"
+
+
+def test_a_run_that_nobody_waits_for_leaves_nothing_behind(home: Home):
+    engine = home.engine()
+    engine.submit("slow", SamplingParams(max_tokens=100_000)).cancel()
+    eventually(lambda: not engine.client._mail)
+
+
+@pytest.mark.parametrize("wait", [False, True], ids=["at once", "under way"])
+def test_a_cancelled_load_is_answered_and_goes_on_without_a_lease(home: Home, wait: bool):
+    client = home.client()
+    mail = client.open_mail()
+    client.send(wire.Load(id=mail.id, config=EngineConfig(model="slow-load")))
+    if wait:
+        assert isinstance(mail.next(30), wire.Progress)
+    client.send(wire.Cancel(id=mail.id))
+    with pytest.raises(RequestCancelled):
+        while True:
+            mail.next(30)
+    assert all(not info.clients for info in client.status().engines)
 
 
 def test_a_wait_that_times_out_leaves_the_run_alone(home: Home):
