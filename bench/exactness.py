@@ -24,6 +24,7 @@ sys.path.insert(0, str(ROOT))
 
 from bench.cpu import about  # noqa: E402
 from bench.prompts import prompts  # noqa: E402
+from power_lab.engine import intake  # noqa: E402
 from power_lab.engine.config import EngineConfig  # noqa: E402
 from power_lab.engine.engine import Engine  # noqa: E402
 from power_lab.engine.request import SamplingParams  # noqa: E402
@@ -51,7 +52,9 @@ def main() -> None:
         print(f"{cell['cell']:44} {cell['identical']:3} of {cell['of']:3}   {cell['tokens_per_s']:8.1f}   {pairs}")
     if args.output:
         args.output.parent.mkdir(parents=True, exist_ok=True)
-        args.output.write_text(json.dumps({"run": about(args), "engine": campaign.facts, "cells": cells}, indent=1) + "\n")
+        args.output.write_text(
+            json.dumps({"run": about(args), "engine": campaign.facts, "cells": cells}, indent=1) + "\n"
+        )
     sys.exit(any(cell["identical"] != cell["of"] for cell in cells))
 
 
@@ -65,7 +68,9 @@ class Campaign:
         self.facts = {"model": facts.model, "sha256": facts.sha256, "digest": facts.digest, "versions": facts.versions}
         chosen = prompts()
         step = len(chosen) / args.prompts
-        self.prompts = [list(self.engine._encode(chosen[int(i * step)][1], None)) for i in range(args.prompts)]
+        self.prompts = [
+            intake.encode(self.engine._loaded.tokenizer, chosen[int(i * step)][1]) for i in range(args.prompts)
+        ]
         self.reference: list[RunRecord] = []
 
     def _engine(self, **settings: Any) -> Engine:
@@ -90,7 +95,9 @@ class Campaign:
                     self.reference = records
                 cells.append(cell(name, records, [r.tokens for r in self.reference], time.monotonic() - start))
         longest = max(len(r.prompt_tokens) + len(r.tokens) for r in self.reference)
-        print(f"longest context {longest} tokens; {sum(len(r.prompt_tokens) > 512 for r in self.reference)} prompts past 512")
+        print(
+            f"longest context {longest} tokens; {sum(len(r.prompt_tokens) > 512 for r in self.reference)} prompts past 512"
+        )
         return cells
 
     def turns(self, count: int) -> list[dict[str, Any]]:
@@ -129,7 +136,8 @@ class Campaign:
         records = []
         for at in tqdm(range(0, len(texts), batch), desc=name, leave=False):
             tickets = [
-                self.engine.submit(texts[i], self.params(i, drafter, count)) for i in range(at, min(at + batch, len(texts)))
+                self.engine.submit(texts[i], self.params(i, drafter, count))
+                for i in range(at, min(at + batch, len(texts)))
             ]
             records += [ticket.result() for ticket in tickets]
             if between is not None:

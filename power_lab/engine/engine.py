@@ -5,15 +5,16 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import msgspec
 import psutil
 
-from power_lab.engine import prefix, views
+from power_lab.engine import intake, prefix, views
 from power_lab.engine.blocks import BlockPool
 from power_lab.engine.config import EngineConfig, Paths
+from power_lab.engine.intake import Prompt
 from power_lab.engine.interrupts import uninterrupted
 from power_lab.engine.live import Live, OnDelta, OnDone, Verdict
 from power_lab.engine.loader import Loaded, Progress, load
@@ -24,37 +25,11 @@ from power_lab.engine.runner import Observer, Runner, Sampled
 from power_lab.engine.scheduler import Limits, Outcome, Scheduler
 from power_lab.engine.speculation.drafters import make as make_drafter
 from power_lab.engine.speculation.transaction import Proposal, Proposer
+from power_lab.engine.ticket import Ticket
 from power_lab.engine.trace import BlockState, EngineFacts, RunRecord
-from power_lab.errors import CapacityError, ConfigError, EngineClosed, PowerLabError, StepFailed
+from power_lab.errors import EngineClosed, PowerLabError, StepFailed
 
-Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 KV_LAYOUT = "f32 pages v1"
-
-
-class Ticket:
-    """A submitted request: wait for it or cancel it."""
-
-    def __init__(self, engine: Engine, live: Live) -> None:
-        self._engine = engine
-        self._live = live
-
-    @property
-    def id(self) -> int:
-        return self._live.request.id
-
-    def cancel(self) -> None:
-        """End the request at the next step boundary."""
-        self._engine.cancel(self.id)
-
-    def result(self, timeout: float | None = None) -> RunRecord:
-        """The finished record, whatever the finish.
-
-        Raises TimeoutError after `timeout` seconds (the request goes on), PowerLabError in a callback of a step that would wait for itself.
-        """
-        if not self._engine.drive(self._live.done, timeout):
-            raise TimeoutError(f"Request {self.id} is not done after {timeout} s; it goes on.")
-        assert self._live.record is not None, "done is set after the record"
-        return self._live.record
 
 
 class Engine:
@@ -150,11 +125,9 @@ class Engine:
         seed = secrets.randbits(63) if params.seed is None else params.seed
         # The caller may change his dictionary meanwhile; neither the draws nor the record follow.
         params = msgspec.structs.replace(params, seed=seed, logit_bias=dict(params.logit_bias))
-        tokens = self._encode(prompt, chat)
-        self._check_tokens(tokens, params)
+        tokens = intake.encode(self._loaded.tokenizer, prompt, chat)
+        intake.check(tokens, params, deadline_s, vocab=self.facts.vocab, context=self.context)
         namespace = prefix.check_namespace(cache_key)
-        if deadline_s is not None and not 0 < deadline_s < 1e9:
-            raise ConfigError("deadline_s", f"{deadline_s} is outside 0..1e9 seconds")
         now = self._clock()
         ends = frozenset(params.stop_tokens) | (frozenset() if params.ignore_eos else self._loaded.tokenizer.end_ids)
         with self._lock:
@@ -408,41 +381,6 @@ class Engine:
         del self._live[live.request.id]
         self._totals.cached_tokens += live.request.cached
         live.finish(self.facts, now)
-
-    # --- checking ---------------------------------------------------------------------------------------------------------------
-
-    def _encode(self, prompt: Prompt, chat: bool | None) -> list[int]:
-        tokenizer = self._loaded.tokenizer
-        if isinstance(prompt, str):
-            if chat is None:
-                chat = tokenizer.chat_template is not None
-            if not chat:
-                return tokenizer.encode(prompt, special=False, bos=True)
-            prompt = [{"role": "user", "content": prompt}]
-        if all(isinstance(item, Mapping) for item in prompt) and len(prompt):
-            return tokenizer.encode_chat(list(prompt))  # type: ignore[arg-type]
-        if chat:
-            raise ConfigError(
-                "chat", "token ids cannot be wrapped as a chat", "Pass text or messages, or leave chat out."
-            )
-        return list(prompt)  # type: ignore[arg-type]
-
-    def _check_tokens(self, tokens: list[int], params: SamplingParams) -> None:
-        vocab = self.facts.vocab
-        if not tokens:
-            raise ConfigError("prompt", "it is empty", "Pass at least one token.")
-        for key, ids in (("prompt", tokens), ("stop_tokens", params.stop_tokens), ("logit_bias", params.logit_bias)):
-            for token in ids:
-                if not isinstance(token, int) or not 0 <= token < vocab:
-                    raise ConfigError(key, f"token id {token!r} is outside the vocabulary of {vocab}")
-        context = self.context
-        if len(tokens) + params.max_tokens > context:
-            raise CapacityError(
-                f"The prompt has {len(tokens)} tokens and max_tokens is {params.max_tokens}, but the engine's context is {context}.",
-                f"Lower max_tokens to {context - len(tokens)} or less."
-                if len(tokens) < context
-                else "Shorten the prompt.",
-            )
 
     def _root(self, namespace: str) -> bytes:
         facts = self.facts

@@ -1,0 +1,44 @@
+"""What may become a request: prompts in their three forms, and the checks before anything is queued."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from power_lab.engine.request import SamplingParams
+from power_lab.engine.tokenizer import Tokenizer
+from power_lab.errors import CapacityError, ConfigError
+
+Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
+"""Text, token ids, or chat messages ({"role", "content"})."""
+
+
+def encode(tokenizer: Tokenizer, prompt: Prompt, chat: bool | None = None) -> list[int]:
+    """Token ids of a prompt; `chat` as for `Engine.submit`. Raises ConfigError, TokenizerError."""
+    if isinstance(prompt, str):
+        if chat is None:
+            chat = tokenizer.chat_template is not None
+        if not chat:
+            return tokenizer.encode(prompt, special=False, bos=True)
+        prompt = [{"role": "user", "content": prompt}]
+    if all(isinstance(item, Mapping) for item in prompt) and len(prompt):
+        return tokenizer.encode_chat(list(prompt))  # type: ignore[arg-type]
+    if chat:
+        raise ConfigError("chat", "token ids cannot be wrapped as a chat", "Pass text or messages, or leave chat out.")
+    return list(prompt)  # type: ignore[arg-type]
+
+
+def check(tokens: list[int], params: SamplingParams, deadline_s: float | None, *, vocab: int, context: int) -> None:
+    """Raises ConfigError naming the key of a token id or deadline out of range, CapacityError with the numbers."""
+    if not tokens:
+        raise ConfigError("prompt", "it is empty", "Pass at least one token.")
+    for key, ids in (("prompt", tokens), ("stop_tokens", params.stop_tokens), ("logit_bias", params.logit_bias)):
+        for token in ids:
+            if not isinstance(token, int) or not 0 <= token < vocab:
+                raise ConfigError(key, f"token id {token!r} is outside the vocabulary of {vocab}")
+    if deadline_s is not None and not 0 < deadline_s < 1e9:
+        raise ConfigError("deadline_s", f"{deadline_s} is outside 0..1e9 seconds")
+    if len(tokens) + params.max_tokens > context:
+        raise CapacityError(
+            f"The prompt has {len(tokens)} tokens and max_tokens is {params.max_tokens}, but the engine's context is {context}.",
+            f"Lower max_tokens to {context - len(tokens)} or less." if len(tokens) < context else "Shorten the prompt.",
+        )
