@@ -8,6 +8,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any, Protocol
 
 from power_lab.engine.trace import Delta
+from power_lab.run import NO_MATH
 
 if TYPE_CHECKING:
     from power_lab.run import Run
@@ -113,7 +114,7 @@ def status_line(first: Delta, now: Delta) -> str:
 
 def _bundle(text: str, status: str) -> dict[str, Any]:
     html = (
-        f'<div dir="auto" style="white-space:pre-wrap;overflow-wrap:anywhere">{escape(text)}</div>'
+        f'<div dir="auto" class="{NO_MATH}" style="white-space:pre-wrap;overflow-wrap:anywhere">{escape(text)}</div>'
         f'<div style="opacity:0.7;font-variant-numeric:tabular-nums">{escape(status)}</div>'
     )
     return {"text/plain": f"{text}\n[{status}]", "text/html": html}

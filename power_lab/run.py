@@ -7,6 +7,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from power_lab.engine.trace import RunRecord
+from power_lab.widgets.text import count
 
 if TYPE_CHECKING:
     import xarray
@@ -126,13 +127,13 @@ class Run:
     def facts(self) -> list[str]:
         """The short facts under the text, in words."""
         record = self.record
-        facts = [_count(len(record.tokens), "token")]
+        facts = [count(len(record.tokens), "token")]
         if self.tokens_per_s is not None:
             facts.append(f"{self.tokens_per_s:.1f} tok/s")
         if record.cached:
-            facts.append(f"{record.cached:,} of {_count(len(record.prompt_tokens), 'prompt token')} cached")
+            facts.append(f"{record.cached:,} of {count(len(record.prompt_tokens), 'prompt token')} cached")
         if self.drafted:
-            facts.append(f"{self.accepted:,} of {_count(self.drafted, 'draft')} accepted")
+            facts.append(f"{self.accepted:,} of {count(self.drafted, 'draft')} accepted")
         facts.append(_ending(record))
         seed = _seed(record)
         if seed is not None:
@@ -168,10 +169,6 @@ class Run:
         if len(self.receipt.json) <= _LARGEST_EVIDENCE:
             bundle[EVIDENCE_MIME] = self.receipt.data
         return bundle
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def _seed(record: RunRecord) -> int | None:

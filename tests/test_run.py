@@ -9,7 +9,8 @@ import weakref
 import msgspec
 import pytest
 
-from power_lab.run import EVIDENCE_MIME, Run
+from power_lab import display
+from power_lab.run import EVIDENCE_MIME, NO_MATH, Run
 from tests.factories import engine_facts, run_record
 
 
@@ -68,6 +69,11 @@ def test_output_cannot_reach_the_page(evil):
     for tag in ("<script", "<img", "<b>"):
         assert tag not in html
     assert html.count("<div") == html.count("</div>") == 3
+
+
+def test_output_is_typeset_neither_at_the_end_nor_while_it_comes():
+    for html in (Run(run_record(5)).to_html(), display._bundle("$5 and $6", "2 tokens")["text/html"]):
+        assert f'class="{NO_MATH}"' in html
 
 
 def test_the_bundle_has_text_html_and_evidence():
