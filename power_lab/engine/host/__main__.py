@@ -19,10 +19,8 @@ from pathlib import Path
 from power_lab.engine.config import EngineConfig, HostSettings, Paths
 from power_lab.engine.host.api import EngineLike, Factory, OnProgress
 from power_lab.engine.host.log import open_log
-from power_lab.engine.host.place import HostLock, Place, dial, listen, private_folder
+from power_lab.engine.host.place import ENDING_S, HostLock, Place, dial, listen, private_folder
 from power_lab.engine.host.server import Host
-
-LOCK_WAIT_S = 20.0
 
 
 def main() -> int:
@@ -35,7 +33,7 @@ def main() -> int:
     paths = Paths(options.cache, options.runtime, options.state)
     place = Place(private_folder(options.runtime))
     lock = HostLock(place.lock)
-    if not _claim(lock, place):
+    if not _claim(lock, place, options.drain_s + ENDING_S):
         _forget(options.startup)
         return 0
     settings = HostSettings(idle_s=options.idle_s, linger_s=options.linger_s, drain_s=options.drain_s)
@@ -70,9 +68,9 @@ def _forget(startup: Path | None) -> None:
         startup.unlink(missing_ok=True)
 
 
-def _claim(lock: HostLock, place: Place) -> bool:
+def _claim(lock: HostLock, place: Place, wait_s: float) -> bool:
     """Become the host of this directory; False when another one serves there. An ending host is waited for."""
-    deadline = time.monotonic() + LOCK_WAIT_S
+    deadline = time.monotonic() + wait_s
     while not lock.acquire():
         serving = dial(place)
         if serving is not None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from power_lab.engine.config import Paths
 from power_lab.errors import HostUnavailable
 
+ENDING_S = 30.0  # how long a host may hold the lock after its drain: three waits of server.CANCEL_S
 SOCKET_PATH_LIMIT = 107  # bytes of sun_path on Linux without its closing zero
 _NETWORK = ("nfs", "cifs", "smb", "9p", "afs", "ceph", "lustre", "gpfs", "beegfs", "fuse.sshfs", "glusterfs")
 

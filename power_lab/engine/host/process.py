@@ -15,7 +15,7 @@ from pathlib import Path
 
 from power_lab.engine.config import HostSettings, Paths, child_environment
 from power_lab.engine.host.log import log_path
-from power_lab.engine.host.place import Place, dial, peer
+from power_lab.engine.host.place import ENDING_S, Place, dial, peer
 from power_lab.errors import HostUnavailable
 
 START_TIMEOUT_S = 30.0
@@ -30,7 +30,8 @@ def reach(paths: Paths, settings: HostSettings) -> socket.socket:
     """
     place = Place.of(paths)
     starting: Starting | None = None
-    deadline = time.monotonic() + START_TIMEOUT_S
+    patience = START_TIMEOUT_S + settings.drain_s + ENDING_S  # another host may be ending
+    deadline = time.monotonic() + patience
     while True:
         sock = dial(place)
         if sock is not None:
@@ -41,7 +42,7 @@ def reach(paths: Paths, settings: HostSettings) -> socket.socket:
         starting.check()
         if time.monotonic() > deadline:
             raise HostUnavailable(
-                f"The engine host did not answer in {START_TIMEOUT_S:.0f} s.", f"Its log is {log_path(paths)}."
+                f"The engine host did not answer in {patience:.0f} s.", f"Its log is {log_path(paths)}."
             )
         time.sleep(0.01)
 

@@ -18,10 +18,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from power_lab.engine.config import EngineConfig, HostSettings, Paths
+from power_lab.engine.host import __main__ as host_main
 from power_lab.engine.host import client as client_module
 from power_lab.engine.host import protocol as wire
+from power_lab.engine.host import server
 from power_lab.engine.host.client import HostMismatch
-from power_lab.engine.host.place import Place, dial, peer, private_folder
+from power_lab.engine.host.place import ENDING_S, HostLock, Place, dial, peer, private_folder
 from power_lab.engine.request import SamplingParams
 from power_lab.errors import EngineClosed, HostUnavailable
 from tests.hosting import HANG_S, Home, eventually, kill, raises
@@ -85,6 +87,21 @@ def test_a_start_during_a_drain_waits_and_succeeds(home: Home):
     eventually(lambda: not Place.of(home.paths).socket.exists())
     assert ok(home)
     assert run.result().finish == "length"
+
+
+def test_a_start_waits_as_long_as_a_drain_may_take(tmp_path: Path):
+    assert ENDING_S >= 3 * server.CANCEL_S
+    here = Place(tmp_path)
+    held, other = HostLock(here.lock), HostLock(here.lock)
+    assert held.acquire()
+    try:
+        with pytest.raises(TimeoutError, match="is held by a process"):
+            host_main._claim(other, here, 0.1)
+        threading.Timer(0.3, held.close).start()
+        assert host_main._claim(other, here, HANG_S)
+    finally:
+        held.close()
+        other.close()
 
 
 def test_terminal_signals_do_not_reach_the_host(home: Home):
