@@ -121,7 +121,8 @@ def _open_log(paths: Paths) -> Path:
     log = paths.state / "jupyterlab.log"
     try:
         paths.state.mkdir(mode=0o700, parents=True, exist_ok=True)
-        log.unlink(missing_ok=True)  # one of an older version was readable to others; a server that still writes keeps its own
+        # One of an older version was readable to others. A server that still writes keeps its own.
+        log.unlink(missing_ok=True)
         log.touch(mode=0o600)
     except OSError as error:
         raise PowerLabError(
@@ -173,7 +174,8 @@ def _wait_until_up(server: subprocess.Popen[bytes], log: Path) -> _ServerFile:
     from jupyter_core.paths import jupyter_runtime_dir
 
     described = Path(jupyter_runtime_dir()) / f"jpserver-{server.pid}.json"
-    described.unlink(missing_ok=True)  # of a server that was killed and had the same number, as in a container started again
+    # What a killed server of the same number left, as in a container that is started again, is not this one's.
+    described.unlink(missing_ok=True)
     deadline = time.monotonic() + _START_S
     while time.monotonic() < deadline:
         if server.poll() is not None:

@@ -92,7 +92,9 @@ class Connection:
         hello = wire.request_of(body)
         if not isinstance(hello, wire.Hello):
             raise ProtocolError(f"The first frame must be Hello, not {type(hello).__name__}.")
-        self.name, self.observer = hello.client, hello.observer
+        # A notebook's name is whatever its author made it; a line end in it would forge a line of the log.
+        self.name = "".join(char if char.isprintable() else "?" for char in hello.client)
+        self.observer = hello.observer
         self.send(self._host.welcome(self))
         if hello.protocol != wire.PROTOCOL:
             return False
@@ -131,6 +133,7 @@ class Connection:
             work.close()
             self.fail(request, QueueFull(f"Question {request} is one too many (limit {TASK_LIMIT}).", "Await answers."))
             return
+
         def ended(task: asyncio.Task[None]) -> None:
             self._tasks.pop(request, None)
             work.close()  # where it was cancelled before it began

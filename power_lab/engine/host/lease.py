@@ -181,7 +181,7 @@ class Engines:
         loop = asyncio.get_running_loop()
         hosted = Hosted(key, config, loop.create_future())
         self._table[key] = hosted
-        self._log.info("engine %s loads %s", key, Path(config.model).name)
+        self._log.info("engine %s loads %r", key, Path(config.model).name)
 
         def progress(stage: str, done: int, total: int) -> None:
             loop.call_soon_threadsafe(hosted.progress, stage, done, total)

@@ -267,6 +267,12 @@ def test_a_client_whose_name_is_no_unicode_is_served(home: Home):
     assert [one.name for one in client.status().clients] == ["caf?.ipynb"]
 
 
+def test_names_forge_no_line_of_the_log(home: Home):
+    home.engine(home.client(client="a\nERROR forged\x1b[31m"), model="fake\nERROR forged")
+    assert not [line for line in home.log.splitlines() if line.startswith("ERROR")]
+    assert "\x1b" not in home.log
+
+
 def test_an_observer_holds_nothing(home: Home):
     home.engine()
     observer = HostClient.find(home.paths, home.settings)
