@@ -38,7 +38,9 @@ class Printed:
     """Text to stdout, piece by piece, then one line of facts."""
 
     def delta(self, delta: Delta) -> None:
-        sys.stdout.write(delta.text)
+        from power_lab.run import for_terminal
+
+        sys.stdout.write(for_terminal(delta.text))
         sys.stdout.flush()
 
     def done(self, run: Run) -> None:

@@ -314,17 +314,17 @@ class Lab:
         try:
             client = HostClient.find(self._paths, self._settings)
         except HostMismatch as error:
-            welcome = error.welcome
+            welcome, pid = error.welcome, error.pid
         else:
             if client is None:
                 return
-            welcome = client.welcome
+            welcome, pid = client.welcome, client.pid
             client.close()
         if welcome.clients:
             raise EngineInUse(
                 f"The engine host is also used by {', '.join(welcome.clients)}.", "Close those notebooks."
             )
-        end(welcome.pid)
+        end(pid)
 
     def disconnect(self) -> None:
         """Leave the host. The engine stays loaded for its idle time, for this or another notebook."""

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from power_lab.engine.config import Paths
+from power_lab.engine.config import Paths, user_path
 from power_lab.errors import ConfigError, DownloadError
 from power_lab.hashes import Hashes, digest_of
 
@@ -275,7 +275,7 @@ def _file_entry(name: str, path: Path, sha256: str) -> ModelEntry:
 
 def _find(model: str, paths: Paths, catalogue: dict[str, Packaged]) -> Path:
     """The file that is meant by a path, or by the name of a .gguf file in the model folder."""
-    path = Path(model).expanduser()
+    path = user_path(model, "model")
     stored = paths.models / f"{model}.gguf"
     if not _is_file(path) and path.name == model and _is_file(stored):
         path = stored

@@ -31,6 +31,14 @@ _FACTS = (
 _BADGE = "border:1px solid rgba(128,128,128,0.6);border-radius:3px;padding:0 5px;margin-right:8px;white-space:nowrap"
 
 
+_CONTROLS = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), 127, *range(128, 160)) if chr(code) not in "\n\t"}
+
+
+def for_terminal(text: str) -> str:
+    """Model output without control characters: an escape sequence could set the title, move the cursor or paste text."""
+    return text.translate(_CONTROLS)
+
+
 class Run:
     """One finished request. It holds the record alone and no engine object, so it may be kept, pickled and compared.
 
@@ -153,7 +161,7 @@ class Run:
         )
 
     def __repr__(self) -> str:
-        return f"{self.record.text}\n[{self.record.engine.mode} · {' · '.join(self.facts())}]"
+        return f"{for_terminal(self.record.text)}\n[{self.record.engine.mode} · {' · '.join(self.facts())}]"
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Run) and self.record == other.record

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from power_lab import display
-from power_lab.run import EVIDENCE_MIME, NO_MATH, Run
+from power_lab.run import EVIDENCE_MIME, NO_MATH, Run, for_terminal
 from tests.factories import engine_facts, run_record
 
 
@@ -114,3 +114,10 @@ def test_importing_loads_nothing_heavy():
     assert (
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
     )
+
+
+def test_model_output_cannot_drive_a_terminal():
+    run = Run(run_record(4, text="a\x1b]0;owned\x07\x9b2Jb\n\tc"))
+    shown = repr(run)
+    assert not set(shown) & {chr(code) for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+    assert "\n\t" in for_terminal("b\n\tc")

@@ -98,6 +98,14 @@ def _between(key: str, value: float, low: float, high: float) -> None:
         raise ConfigError(key, f"{value} is outside {low}..{high}")
 
 
+def user_path(text: str, key: str) -> Path:
+    """A path as the user writes it, `~` included. Raises ConfigError naming `key` for a home that does not exist."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise ConfigError(key, f"{text!r} begins with the home of a user who is not there", "Write the whole path.") from None
+
+
 def usable_cores() -> int:
     """Cores that this process may use; not every system can tell them from all cores."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -130,7 +138,7 @@ class Paths:
         """The user's directories; `POWER_LAB_HOME` puts all three under one folder (tests, several installations)."""
         home = os.environ.get("POWER_LAB_HOME")
         if home:
-            root = Path(home).expanduser().absolute()
+            root = user_path(home, "POWER_LAB_HOME").absolute()
             return cls(root / "cache", root / "run", root / "state")
         dirs = platformdirs.PlatformDirs("power-lab", appauthor=False)
         session = os.environ.get("XDG_RUNTIME_DIR", "")  # absent in containers and over ssh without a login session

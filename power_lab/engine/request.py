@@ -84,6 +84,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise ConfigError("stop", "at most 16 strings of 1 to 256 characters are allowed")
         if len(self.logit_bias) > 1024:
             raise ConfigError("logit_bias", f"{len(self.logit_bias)} entries; at most 1024 are allowed")
+        for token in self.stop_tokens:
+            _check("stop_tokens", token, 0, (1 << 31) - 1)
         for token, value in self.logit_bias.items():
             if token < 0:
                 raise ConfigError("logit_bias", f"token id {token} is negative")

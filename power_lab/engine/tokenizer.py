@@ -21,6 +21,7 @@ from power_lab.errors import TokenizerError
 
 MAX_VOCAB = 1 << 21
 MAX_MERGES = 1 << 22
+MAX_MARKS = 1 << 16  # control and user-defined tokens: they make a regular expression
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5  # the format document's token types; 6 (byte) is SPM's
 _END_KEYS = ("eos", "eot", "eom")
 
@@ -104,6 +105,9 @@ class Tokenizer:
             raise TokenizerError(f"tokenizer.ggml.token_type: {len(types)} types for {len(tokens)} tokens.")
         if len(merges) > MAX_MERGES:
             raise TokenizerError(f"tokenizer.ggml.merges: {len(merges)} merges; at most {MAX_MERGES} are allowed.")
+        marks = int(np.isin(types, (CONTROL, USER_DEFINED)).sum())
+        if marks > MAX_MARKS:
+            raise TokenizerError(f"tokenizer.ggml.token_type: {marks} special tokens; at most {MAX_MARKS} are allowed.")
         self._tokens = tokens
         self._types: list[int] = types.tolist()
         self.vocab_size = len(tokens)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from power_lab.engine.config import OWNERS, EngineConfig, Paths, strict
+from power_lab.engine.config import OWNERS, EngineConfig, Paths, strict, user_path
 from power_lab.engine.request import SamplingParams
 from power_lab.errors import ConfigError
 
@@ -23,6 +23,7 @@ from power_lab.errors import ConfigError
         (SamplingParams, {"temperature": -0.1}, "temperature", "outside"),
         (SamplingParams, {"speculate": "dflash"}, "speculate", "dflash"),
         (SamplingParams, {"stop": ("",)}, "stop", "characters"),
+        (SamplingParams, {"stop_tokens": (2**62,)}, "stop_tokens", "outside"),
         (SamplingParams, {"logit_bias": {5: 1e9}}, "logit_bias[5]", "outside"),
     ],
 )
@@ -50,3 +51,10 @@ def test_a_device_without_an_engine_is_refused_however_the_settings_are_made() -
     with pytest.raises(ConfigError, match="'cuda' has no engine") as caught:
         EngineConfig(device="cuda")  # type: ignore[arg-type]
     assert caught.value.key == "device"
+
+
+def test_a_home_that_does_not_exist_is_named() -> None:
+    with pytest.raises(ConfigError, match="home of a user") as caught:
+        user_path("~nobody-of-that-name/x.gguf", "model")
+    assert caught.value.key == "model"
+    assert user_path("~/x", "model") == Path.home() / "x"

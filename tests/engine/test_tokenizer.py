@@ -14,7 +14,7 @@ import regex
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from power_lab.engine.tokenizer import CONTROL, NORMAL, PRE_TOKENIZERS, UNUSED, USER_DEFINED, Tokenizer
+from power_lab.engine.tokenizer import CONTROL, MAX_MARKS, NORMAL, PRE_TOKENIZERS, UNUSED, USER_DEFINED, Tokenizer
 from power_lab.engine.weights.gguf import GgufFile
 from power_lab.errors import TokenizerError
 
@@ -265,3 +265,10 @@ def test_templates_are_given_the_files_own_eos() -> None:
     extra = [("<|turn|>", CONTROL), ("<|text|>", CONTROL)]
     tokenizer = toy(extra, end_ids=[257, 256], chat_template="{{ eos_token }}")
     assert tokenizer.chat_template is not None and tokenizer.chat_template.eos == "<|text|>"
+
+
+def test_too_many_special_tokens_are_refused_before_they_become_a_regular_expression() -> None:
+    count = MAX_MARKS + 1
+    names = [f"<{index}>" for index in range(count)]
+    with pytest.raises(TokenizerError, match=f"{count} special tokens"):
+        Tokenizer(names, np.full(count, 3, np.int32), [], "gpt-2")

@@ -10,13 +10,12 @@ import socket
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 import power_lab
-from power_lab.engine.config import EngineConfig, HostSettings, Paths, strict
+from power_lab.engine.config import EngineConfig, HostSettings, Paths, strict, user_path
 from power_lab.engine.host import process
 from power_lab.engine.host import protocol as wire
 from power_lab.engine.host.api import OnProgress
@@ -32,16 +31,16 @@ SETTLE_S = 30.0  # how long a cancelled run may take to come back: one engine st
 class HostMismatch(HostUnavailable):
     """The running host is of another version; `welcome` says of which. `fresh` when it was started just now."""
 
-    def __init__(self, welcome: wire.Welcome, *, fresh: bool = False) -> None:
+    def __init__(self, welcome: wire.Welcome, pid: int, *, fresh: bool = False) -> None:
         super().__init__(
-            f"The running engine host (pid {welcome.pid}) is power-lab {welcome.package} with code {welcome.revision[:12]}, "
+            f"The running engine host (pid {pid}) is power-lab {welcome.package} with code {welcome.revision[:12]}, "
             f"protocol {welcome.protocol}; this is {power_lab.__version__} with code {code_digest()[:12]}, "
             f"protocol {wire.PROTOCOL}.",
             "The package has changed since this program began: restart it (or its kernel)."
             if fresh
             else "lab.replace_host() ends it after its running requests and starts one of this version.",
         )
-        self.welcome = welcome
+        self.welcome, self.pid = welcome, pid
 
 
 class HostEnding(HostUnavailable):
@@ -90,9 +89,8 @@ class HostClient:
         self._lock = threading.Lock()
         self._sending = threading.Lock()
         self._gone: HostUnavailable | None = None
-        self._peer = peer(sock)[0]
+        self.pid = peer(sock)[0]  # as the system tells it: the host's own word could be of another namespace
         self.welcome = self._greet(settings.client_name(), observer)
-        self.pid = self.welcome.pid
         os.register_at_fork(after_in_child=_closer(weakref.ref(self)))
         weakref.finalize(self, _hang_up, sock)  # a client that nobody has any more holds no lease
         threading.Thread(target=_read, args=(weakref.ref(self), sock), name="power-lab-client", daemon=True).start()
@@ -109,10 +107,10 @@ class HostClient:
                 return cls(process.reach(paths, settings), settings)
             except HostMismatch as error:
                 if replaced:
-                    raise HostMismatch(error.welcome, fresh=True) from None
+                    raise HostMismatch(error.welcome, error.pid, fresh=True) from None
                 if error.welcome.clients:
                     raise
-                process.end(error.welcome.pid)
+                process.end(error.pid)
                 replaced = True
             except HostEnding:
                 continue
@@ -262,13 +260,13 @@ class HostClient:
             self._sock.settimeout(None)
         except TimeoutError:
             raise HostUnavailable(
-                f"The engine host (pid {self._peer}) does not answer.",
+                f"The engine host (pid {self.pid}) does not answer.",
                 "If it is stuck, end that process; a new one starts by itself.",
             ) from None
         except ConnectionError:
             body = None
         if body is None:
-            raise HostEnding(f"The engine host (pid {self._peer}) is ending or refuses more clients.", "Try again.")
+            raise HostEnding(f"The engine host (pid {self.pid}) is ending or refuses more clients.", "Try again.")
         return wire.reply_of(body)
 
     def _checked(self, reply: wire.Reply) -> wire.Welcome:
@@ -276,7 +274,7 @@ class HostClient:
             raise HostUnavailable(f"The engine host refused: {getattr(reply, 'message', type(reply).__name__)}")
         theirs = reply.protocol, reply.package, reply.revision
         if theirs != (wire.PROTOCOL, power_lab.__version__, code_digest()):
-            raise HostMismatch(reply)
+            raise HostMismatch(reply, self.pid)
         return reply
 
     def deliver(self, reply: wire.Reply) -> None:
@@ -295,7 +293,7 @@ class HostClient:
         with self._lock:
             if self._gone is None:
                 self._gone = HostUnavailable(
-                    f"The connection to the engine host (pid {self._peer}) is gone: {why}.",
+                    f"The connection to the engine host (pid {self.pid}) is gone: {why}.",
                     f"Call again: a new host is started when needed. The engine log is {self.welcome.log}.",
                 )
             waiting, self._mail = list(self._mail.values()), {}
@@ -339,7 +337,7 @@ def _located(config: EngineConfig) -> EngineConfig:
     """A relative file means the client's folder, which the host does not know. A name stays a name, whatever lies beside it."""
     if "/" not in config.model and not config.model.endswith(".gguf"):
         return config
-    return msgspec.structs.replace(config, model=str(Path(config.model).expanduser().absolute()))
+    return msgspec.structs.replace(config, model=str(user_path(config.model, "model").absolute()))
 
 
 def _value(reply: wire.Reply) -> msgspec.Raw:
