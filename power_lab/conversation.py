@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from power_lab.errors import ConfigError
 
 if TYPE_CHECKING:
-    from power_lab.engine.host.api import Prompting
+    from power_lab.engine.request import Prompt
     from power_lab.lab import Lab
     from power_lab.run import Run
 
@@ -34,7 +34,7 @@ class Conversation:
         self.turns.append(run)
         return run
 
-    def _prompt(self, text: str) -> Prompting:
+    def _prompt(self, text: str) -> Prompt:
         if self.turns:
             record, engine = self.turns[-1].record, self._lab.engine
             if engine.facts.sha256 != record.engine.sha256:  # token ids mean nothing to another model

@@ -18,10 +18,10 @@ from power_lab.errors import ConfigError, EngineClosed, EngineInUse, RequestCanc
 from power_lab.many import derived_seed, in_order
 
 if TYPE_CHECKING:
-    from power_lab.engine.host.api import Prompting
     from power_lab.engine.host.client import HostClient
     from power_lab.engine.host.protocol import Loaded
     from power_lab.engine.host.remote import RemoteEngine, RemoteRun
+    from power_lab.engine.request import Prompt
     from power_lab.engine.trace import BlockState, EngineFacts, RunRecord
     from power_lab.run import Run
     from power_lab.tables import Decisions, Memory, Models, Status
@@ -134,7 +134,7 @@ class Lab:
 
     def generate(
         self,
-        prompt: Prompting,
+        prompt: Prompt,
         *,
         stream: bool | None = None,
         chat: bool | None = None,
@@ -175,7 +175,7 @@ class Lab:
 
     def generate_many(
         self,
-        prompts: Iterable[Prompting],
+        prompts: Iterable[Prompt],
         *,
         progress: bool = True,
         chat: bool | None = None,
@@ -218,7 +218,7 @@ class Lab:
         """Token ids of raw text."""
         return self.engine.tokenize(text)
 
-    def _submit(self, prompt: Prompting, params: SamplingParams, **options: Any) -> RemoteRun:
+    def _submit(self, prompt: Prompt, params: SamplingParams, **options: Any) -> RemoteRun:
         return self.engine.submit(prompt, params, **options)
 
     def _keep(self, record: RunRecord) -> Run:

@@ -11,7 +11,7 @@ import numpy as np
 
 from power_lab.engine.config import EngineConfig
 from power_lab.engine.engine import Engine
-from power_lab.engine.loader import Loaded, from_parts
+from power_lab.engine.loader import Loaded
 from power_lab.engine.models import llama
 from power_lab.engine.models.decoder import Decoder
 from power_lab.engine.models.spec import AttentionSpec, ModelSpec
@@ -116,7 +116,7 @@ def loaded(shape: Shape, ops: Ops) -> Loaded:
         revision="",
         versions={},
     )
-    return from_parts(Decoder(model, weights, ops, CONTEXT), tokenizer(), facts)
+    return Loaded(Decoder(model, weights, ops, CONTEXT), tokenizer(), facts, CONTEXT, {})
 
 
 def engine(shape: Shape, ops: Ops, **settings: Any) -> Engine:

@@ -14,20 +14,20 @@ import psutil
 from power_lab.engine import intake, prefix, views
 from power_lab.engine.blocks import BlockPool
 from power_lab.engine.config import EngineConfig, Paths
-from power_lab.engine.intake import Prompt
 from power_lab.engine.interrupts import uninterrupted
-from power_lab.engine.live import Live, OnDelta, OnDone, Verdict
-from power_lab.engine.loader import Loaded, Progress, load
+from power_lab.engine.live import Live, Verdict
+from power_lab.engine.loader import Loaded, load
 from power_lab.engine.plan import StepPlan
 from power_lab.engine.report import Decision, EngineStatus, MemoryPlan
-from power_lab.engine.request import Finish, Request, SamplingParams
+from power_lab.engine.request import Finish, Prompt, Request, SamplingParams
 from power_lab.engine.runner import Observer, Runner, Sampled
 from power_lab.engine.scheduler import Limits, Outcome, Scheduler
 from power_lab.engine.speculation.drafters import make as make_drafter
 from power_lab.engine.speculation.transaction import Proposal, Proposer
 from power_lab.engine.ticket import Ticket
-from power_lab.engine.trace import BlockState, EngineFacts, RunRecord
+from power_lab.engine.trace import BlockState, EngineFacts, OnDelta, OnDone, RunRecord
 from power_lab.errors import EngineClosed, PowerLabError, StepFailed
+from power_lab.models import Report
 
 KV_LAYOUT = "f32 pages v1"
 
@@ -55,7 +55,7 @@ class Engine:
         config: EngineConfig | None = None,
         *,
         paths: Paths | None = None,
-        progress: Progress | None = None,
+        progress: Report | None = None,
         threaded: bool = True,
         loaded: Loaded | None = None,
         observer: Observer | None = None,

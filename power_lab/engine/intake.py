@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from power_lab.engine.request import SamplingParams
+from power_lab.engine.request import Prompt, SamplingParams
 from power_lab.engine.tokenizer import Tokenizer
 from power_lab.errors import CapacityError, ConfigError
-
-Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
-"""Text, token ids, or chat messages ({"role", "content"})."""
 
 
 def encode(tokenizer: Tokenizer, prompt: Prompt, chat: bool | None = None) -> list[int]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 import msgspec
 
@@ -14,10 +15,16 @@ from power_lab.engine.request import Finish, Request
 from power_lab.engine.scheduler import Outcome
 from power_lab.engine.speculation.transaction import match
 from power_lab.engine.tokenizer import Tokenizer
-from power_lab.engine.trace import Delta, EngineFacts, Round, RunRecord, Step
+from power_lab.engine.trace import Delta, EngineFacts, OnDelta, OnDone, Round, RunRecord, Step
 
-OnDelta = Callable[[Delta], None]
-OnDone = Callable[[RunRecord], None]
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The text side of an outcome, kept until its step is committed."""
+
+    decoder: StreamDecoder
+    text: str
+    detail: str
 
 
 class Live:
@@ -42,6 +49,7 @@ class Live:
         self._tokenizer = tokenizer
         self._decoder = StreamDecoder(tokenizer, request.params.stop)
         self._text: list[str] = []
+        self._drafted = self._accepted = 0
         self._params = msgspec.to_builtins(
             request.params, str_keys=True
         )  # now: what cannot be recorded is refused at once
@@ -95,14 +103,15 @@ class Live:
         if round_ is None:
             return
         self.rounds.append(round_)
+        self._drafted += len(round_.drafted)  # counted as they come: a sum over all rounds would grow with every token
+        self._accepted += round_.accepted
         self._first_token = self._first_token or now
         self._last_token = now
         self._say(verdict.text, now)
 
     def finish(self, facts: EngineFacts, now: float) -> None:
         """Flush the text, make the record, tell the caller."""
-        request = self.request
-        if request.finish is not Finish.STOP or not self.detail.startswith("string"):
+        if self._decoder.stopped is None:
             self._say(self._decoder.flush(), now)
         self.record = self._make_record(facts, now)
         if self._on_done is not None:
@@ -121,16 +130,15 @@ class Live:
                     id=self.request.id,
                     text=text,
                     tokens=self.request.emitted,
-                    drafted=sum(len(r.drafted) for r in self.rounds),
-                    accepted=sum(r.accepted for r in self.rounds),
+                    drafted=self._drafted,
+                    accepted=self._accepted,
                     cached=self.request.cached,
                     at=self.since(now),
                 )
             )
-        except BaseException as error:  # noqa: BLE001  # the listener is gone (SystemExit too); its request must not hold the batch
+        except BaseException:  # noqa: BLE001  # the listener is gone (SystemExit too); its request must not hold the batch
             self._on_delta = None
             self.request.cancelled = True
-            self.detail = f"listener failed: {type(error).__name__}"
 
     def _make_record(self, facts: EngineFacts, now: float) -> RunRecord:
         request = self.request
@@ -156,14 +164,3 @@ class Live:
             engine=facts,
             draft_pieces={token: self._tokenizer.piece(token) for r in self.rounds for token in r.rejected},
         )
-
-
-class Verdict:
-    """The text side of an outcome, kept until its step is committed."""
-
-    __slots__ = ("decoder", "detail", "text")
-
-    def __init__(self, decoder: StreamDecoder, text: str, detail: str) -> None:
-        self.decoder = decoder
-        self.text = text
-        self.detail = detail

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 
@@ -24,9 +23,8 @@ from power_lab.errors import ConfigError
 from power_lab.kernels.ops import Ops
 from power_lab.kernels.probe import Shapes, probe
 from power_lab.kernels.table import select
-from power_lab.models import ensure
+from power_lab.models import Report, ensure
 
-Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Loaded:
@@ -46,7 +44,7 @@ class Loaded:
     turn: AbstractContextManager[bool] = field(default_factory=threading.RLock)
 
 
-def load(config: EngineConfig, paths: Paths, progress: Progress) -> Loaded:
+def load(config: EngineConfig, paths: Paths, progress: Report) -> Loaded:
     """Load the configured model.
 
     Raises ConfigError, ModelFileError, TokenizerError or DownloadError (the model is not on this machine); nothing stays half-loaded.
@@ -92,14 +90,14 @@ def load(config: EngineConfig, paths: Paths, progress: Progress) -> Loaded:
     return Loaded(Decoder(spec, weights, ops, context), tokenizer, facts, context, reasons)
 
 
-def _operations(mode: str, threads: int, paths: Paths, progress: Progress) -> Ops:
+def _operations(mode: str, threads: int, paths: Paths, progress: Report) -> Ops:
     """An operation table, compiled."""
     ops = select("cpu", mode, threads, paths.kernels)
     ops.warm_up(lambda done, total, name: progress(f"kernels: {name}", done, total))
     return ops
 
 
-def _prove(digest: str, threads: int, spec: ModelSpec, weights: ModelWeights, paths: Paths, progress: Progress) -> None:
+def _prove(digest: str, threads: int, spec: ModelSpec, weights: ModelWeights, paths: Paths, progress: Report) -> None:
     """The load-time probe of DESIGN section 1: raises ExactnessError unless rows are independent on this model's own shapes.
 
     A pass is remembered per arithmetic digest and set of shapes. A table keeps the weights that it has seen, so the probe, whose
@@ -123,11 +121,6 @@ def _prove(digest: str, threads: int, spec: ModelSpec, weights: ModelWeights, pa
         proved.touch()
 
 
-def from_parts(model: Decoder, tokenizer: Tokenizer, facts: EngineFacts) -> Loaded:
-    """A model that was put together by hand (tests, teaching)."""
-    return Loaded(model, tokenizer, facts, facts.context, {})
-
-
 def _context(config: EngineConfig, spec: ModelSpec) -> tuple[int, str]:
     if config.context > spec.context:
         raise ConfigError(
@@ -143,7 +136,3 @@ def _context(config: EngineConfig, spec: ModelSpec) -> tuple[int, str]:
             f"Raise kv_tokens to {-(-asked // 64) * 64}.",
         )
     return config.kv_tokens, f"the KV pool (kv_tokens); the model itself reaches {spec.context}"
-
-
-def memory_reason(ops: Ops, spec: ModelSpec) -> str:
-    return f"weights are mapped from the file; f32 KV of {spec.kv_bytes_per_token} bytes a token, touched page by page ({ops.name})"

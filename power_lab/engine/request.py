@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal, get_args
@@ -11,6 +12,8 @@ import msgspec
 from power_lab.errors import ConfigError
 
 Drafting = Literal["off", "lookup", "ngram"]
+Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
+"""Text, token ids, or chat messages ({"role", "content"})."""
 
 
 class Finish(StrEnum):

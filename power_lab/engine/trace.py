@@ -6,6 +6,8 @@ request. Positions are absolute: the first prompt token is position 0.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 
@@ -154,6 +156,10 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
     accepted: int
     cached: int
     at: float
+
+
+OnDelta = Callable[[Delta], None]
+OnDone = Callable[[RunRecord], None]
 
 
 class BlockState(msgspec.Struct, frozen=True, kw_only=True):

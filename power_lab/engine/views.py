@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from power_lab.engine.blocks import DUMMY, BlockPool
 from power_lab.engine.config import OWNERS, EngineConfig
-from power_lab.engine.loader import Loaded, memory_reason
+from power_lab.engine.loader import Loaded
 from power_lab.engine.models.spec import ModelSpec
 from power_lab.engine.plan import Span, StepPlan
 from power_lab.engine.prefix import BLOCK_TOKENS
@@ -166,7 +166,8 @@ def memory(facts: EngineFacts, runner: Runner, pages: int, spec: ModelSpec, resi
         graphs=0,
         workspace=runner.workspace.nbytes + runner.model.table_bytes + runner.ops.nbytes,
         resident=resident,
-        reason=memory_reason(runner.ops, spec),
+        reason=f"weights are mapped from the file; f32 KV of {spec.kv_bytes_per_token} bytes a token, touched page by page"
+        f" ({runner.ops.name})",
     )
 
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from power_lab.engine.config import EngineConfig, Paths
 from power_lab.engine.report import Decision, EngineStatus, MemoryPlan
-from power_lab.engine.request import SamplingParams
-from power_lab.engine.trace import BlockState, Delta, EngineFacts, RunRecord
+from power_lab.engine.request import Prompt, SamplingParams
+from power_lab.engine.trace import BlockState, EngineFacts, OnDelta, OnDone, RunRecord
 
-Prompting = str | Sequence[int] | Sequence[Mapping[str, str]]
-OnDelta = Callable[[Delta], None]
-OnDone = Callable[[RunRecord], None]
 OnProgress = Callable[[str, int, int], None]
 
 
@@ -32,7 +29,7 @@ class EngineLike(Protocol):
     def facts(self) -> EngineFacts: ...
     def submit(
         self,
-        prompt: Prompting,
+        prompt: Prompt,
         params: SamplingParams,
         *,
         chat: bool | None = None,

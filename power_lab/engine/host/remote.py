@@ -7,11 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from power_lab.engine.config import strict
 from power_lab.engine.host import protocol as wire
-from power_lab.engine.host.api import OnDelta, OnDone, Prompting
 from power_lab.engine.host.client import SETTLE_S, HostClient, Mailbox
 from power_lab.engine.report import Decision, EngineStatus, MemoryPlan
-from power_lab.engine.request import SamplingParams
-from power_lab.engine.trace import BlockState, EngineFacts, RunRecord
+from power_lab.engine.request import Prompt, SamplingParams
+from power_lab.engine.trace import BlockState, EngineFacts, OnDelta, OnDone, RunRecord
 from power_lab.errors import ConfigError, PowerLabError
 
 
@@ -83,7 +82,7 @@ class RemoteEngine:
 
     def submit(
         self,
-        prompt: Prompting,
+        prompt: Prompt,
         params: SamplingParams,
         *,
         chat: bool | None = None,
@@ -151,7 +150,7 @@ class RemoteEngine:
             self.client.unload(self.key)
 
 
-def framed(prompt: Prompting) -> wire.Prompt:
+def framed(prompt: Prompt) -> wire.Prompt:
     """A prompt as it crosses the socket. Raises ConfigError for anything that is not text, token ids or chat messages."""
     if isinstance(prompt, str):
         return prompt

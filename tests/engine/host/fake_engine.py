@@ -18,10 +18,10 @@ from collections.abc import Sequence
 import msgspec
 
 from power_lab.engine.config import EngineConfig, Paths
-from power_lab.engine.host.api import OnDelta, OnDone, OnProgress, Prompting
+from power_lab.engine.host.api import OnProgress
 from power_lab.engine.report import Decision, EngineStatus, MemoryPlan
-from power_lab.engine.request import SamplingParams
-from power_lab.engine.trace import BlockState, Delta, EngineFacts, RunRecord
+from power_lab.engine.request import Prompt, SamplingParams
+from power_lab.engine.trace import BlockState, Delta, EngineFacts, OnDelta, OnDone, RunRecord
 from power_lab.errors import CapacityError, EngineClosed, ModelFileError
 
 
@@ -77,7 +77,7 @@ class FakeEngine:
 
     def submit(
         self,
-        prompt: Prompting,
+        prompt: Prompt,
         params: SamplingParams,
         *,
         chat: bool | None = None,
@@ -106,7 +106,7 @@ class FakeEngine:
     def _work(
         self,
         ticket: FakeTicket,
-        prompt: Prompting,
+        prompt: Prompt,
         params: SamplingParams,
         cache_key: str,
         pace: float,
