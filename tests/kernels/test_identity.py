@@ -22,7 +22,7 @@ from power_lab.kernels.quants import QuantType
 from power_lab.kernels.table import select
 from tests.kernels import data
 
-SMALL = Shapes(frozenset((type, 48, 96) for type in QuantType), 4, 2, 16)
+SMALL = Shapes(frozenset((type, 48, 96) for type in data.SHAPES), 4, 2, 16)
 
 ONE_KERNEL = """
 import sys

@@ -21,7 +21,7 @@ DIRECT_ROWS = 8
 STRIP = 32  # weight rows, so output columns, that are worked on at a time
 TILE_COLS = 4
 
-F32, F16, Q4_1, Q8_0, BF16 = (int(t) for t in QuantType)
+F32, F16, Q4_1, Q8_0, BF16 = (int(QuantType[name]) for name in ("F32", "F16", "Q4_1", "Q8_0", "BF16"))
 
 f32_1, f16_1, bf16_1, q4_1_1, q8_0_1 = (tiles.tile(kind, 1, 4) for kind in (F32, F16, BF16, Q4_1, Q8_0))
 f32_4, f16_4, bf16_4, q4_1_4, q8_0_4 = (tiles.tile(kind, 4, 4) for kind in (F32, F16, BF16, Q4_1, Q8_0))
