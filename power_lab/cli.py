@@ -113,7 +113,7 @@ def models(options: argparse.Namespace) -> int:
 
 
 def _model_line(entry: ModelEntry) -> str:
-    where = str(entry.path) if entry.present else f"not here yet: power-lab models fetch {entry.name}"
+    where = str(entry.path) if entry.present else f"not here yet: power-lab models add {entry.name}"
     return f"{entry.name:12}  {entry.size / 1e6:8.1f} MB  {entry.license or 'licence in the file':20}  {where}"
 
 

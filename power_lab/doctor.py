@@ -221,7 +221,7 @@ def model(paths: Paths) -> tuple[Status, str, str]:
     name = EngineConfig().model
     entry = next(entry for entry in list_models(paths) if entry.name == name)
     if not entry.present:
-        return "warn", f"{name} is not on this machine", f"Run: power-lab models fetch {name}"
+        return "warn", f"{name} is not on this machine", f"Run: power-lab models add {name}"
     found = resolve(name, paths)  # raises when the bytes are not the catalogue's
     return "ok", f"{name}, {found.path}, SHA-256 as expected", ""
 

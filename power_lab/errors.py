@@ -40,6 +40,10 @@ class DownloadError(PowerLabError):
     """A model could not be fetched or its bytes do not match their SHA-256."""
 
 
+class LicenseNotAccepted(DownloadError):
+    """A model comes under terms of use that a person must accept before it is fetched; the message names them."""
+
+
 class ExactnessError(PowerLabError):
     """This machine's arithmetic fails the row-invariance probe, so exact mode is refused."""
 

@@ -19,6 +19,18 @@ def digest_of(source: IO[bytes], size: int, report: Callable[[int], None], targe
     Reads at most `size` + 1 bytes, so that a source longer than it said cannot give the right digest, nor fill a disk.
     """
     digest = hashlib.sha256()
+    feed(digest, source, size, report, target)
+    return digest.hexdigest()
+
+
+def feed(
+    digest: hashlib._Hash,
+    source: IO[bytes],
+    size: int,
+    report: Callable[[int], None],
+    target: IO[bytes] | None = None,
+) -> int:
+    """Add what is read, at most `size` + 1 bytes, to a digest and to `target`. Returns how many bytes came."""
     done = 0
     while done <= size and (block := source.read(min(_STEP, size + 1 - done))):
         digest.update(block)
@@ -26,7 +38,7 @@ def digest_of(source: IO[bytes], size: int, report: Callable[[int], None], targe
             target.write(block)
         done += len(block)
         report(min(done, size))
-    return digest.hexdigest()
+    return done
 
 
 class Hashes:

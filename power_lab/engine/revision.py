@@ -7,7 +7,7 @@ from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 
-_PARTS, _FILES = ("engine", "kernels"), ("__init__.py", "errors.py", "hashes.py", "models.py")
+_PARTS, _FILES = ("engine", "kernels", "models"), ("__init__.py", "errors.py", "hashes.py")
 _LIBRARIES = ("numpy", "numba", "llvmlite", "torch", "triton", "tokenizers", "jinja2", "msgspec", "blake3")
 
 
