@@ -18,7 +18,7 @@ from power_lab.engine.tokenizer import CONTROL, MAX_MARKS, NORMAL, PRE_TOKENIZER
 from power_lab.engine.weights.gguf import GgufFile
 from power_lab.errors import TokenizerError
 
-GOLDEN = json.loads((Path(__file__).parent / "tokenizer_golden.json").read_text())
+GOLDEN = json.loads((Path(__file__).parent / "golden.json").read_text())
 CODE = {b: chr(b) for b in [*range(33, 127), *range(161, 173), *range(174, 256)]}
 CODE |= {b: chr(256 + i) for i, b in enumerate(b for b in range(256) if b not in CODE)}
 
