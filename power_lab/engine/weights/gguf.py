@@ -7,24 +7,20 @@ the key or tensor.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import mmap
-import os
-import stat
 import struct
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
+from power_lab.engine.weights.mapped import MappedFile
+from power_lab.engine.weights.tensor import TensorInfo
+from power_lab.engine.weights.values import TypedValues
 from power_lab.errors import ModelFileError
-from power_lab.kernels.quants import QuantType
-
-T = TypeVar("T")
 
 MAX_KEYS = 1 << 16
 MAX_TENSORS = 1 << 20
@@ -35,7 +31,7 @@ MAX_ALIGNMENT = 1 << 20
 MAX_DIMS = 4  # ggml's GGML_MAX_DIMS
 MAX_KEY_BYTES = 65535  # both limits are the format document's
 MAX_NAME_BYTES = 64
-_HASH_STEP = 1 << 22
+MAX_PARTS = 1 << 12
 
 _SCALARS: dict[int, str] = {
     0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "|b1", 10: "<u8", 11: "<i8", 12: "<f8",
@@ -53,127 +49,48 @@ TYPES: dict[int, tuple[str, int, int]] = {
 }  # fmt: skip
 """GGML type number -> (name, values per block, bytes per block), for every type that files hold."""
 
+_UNREADABLE = {
+    4: "Q4_2", 5: "Q4_3", 9: "Q8_1", 15: "Q8_K", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8", 36: "IQ4_NL_4_4",
+    37: "IQ4_NL_4_8", 38: "IQ4_NL_8_8",
+}  # fmt: skip
+"""Numbers that the format has given up or that only live in memory: their sizes differed between versions."""
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TensorInfo:
-    """One tensor of the file.
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Which part of a model in several files a file is.
 
     Attributes:
-        name: its name in the file.
-        kind: the storage type's name, also of types that Power Lab cannot compute on.
-        shape: row-major, so GGUF's dimensions reversed: (rows, cols) for a matrix, (size,) for a vector.
-        stored: uint8 view of the mapped bytes: `shape[:-1] + (bytes per row,)`. Nothing is copied.
+        number: from 0; count: of all parts; tensors: in all parts together.
     """
 
-    name: str
-    kind: str
-    shape: tuple[int, ...]
-    stored: np.ndarray
-
-    @property
-    def type(self) -> QuantType:
-        """The storage type. Raises ModelFileError naming type and tensor when there is no arithmetic for it."""
-        if self.kind not in QuantType.__members__:
-            raise ModelFileError(
-                f"Tensor {self.name!r} is stored as {self.kind}, which is not supported.",
-                f"Supported types: {', '.join(QuantType.__members__)}.",
-            )
-        return QuantType[self.kind]
-
-    @property
-    def data(self) -> np.ndarray:
-        """`stored`, if its type can be computed on. Raises ModelFileError for an unsupported type."""
-        _ = self.type
-        return self.stored
-
-    @property
-    def values(self) -> int:
-        return math.prod(self.shape)
+    number: int
+    count: int
+    tensors: int
 
 
-class GgufFile:
-    """An open model file: metadata and mapped tensors. Made by `GgufFile.open`.
-
-    The mapping stays valid while any tensor view is alive, also after `close()`. The file must not be shortened while
-    it is mapped.
+class GgufFile(MappedFile, TypedValues):
+    """One open file: metadata and mapped tensors. Made by `GgufFile.open`; `GgufModel` joins the parts of a model.
 
     Attributes:
-        path: the file.
-        size: its bytes.
         version: 2 or 3.
         metadata: key -> bool, int, float, str, list[str] or a 1-D numpy array.
         tensors: name -> TensorInfo, in file order.
     """
 
+    FORMAT = "GGUF"
+    LEAST = 24
+
     def __init__(self, path: Path, mapped: mmap.mmap) -> None:
-        self.path = path
-        self.size = len(mapped)
-        self._mapped: mmap.mmap | None = mapped
+        super().__init__(path, mapped)
         reader = _Reader(mapped, path)
         self.version = reader.version
         self.metadata: dict[str, Any] = reader.metadata
         self.tensors: dict[str, TensorInfo] = reader.tensors
-        split = self.metadata.get("split.count", 1)
-        if split != 1:
-            raise ModelFileError(
-                f"{path}: key 'split.count' is {split!r}: this is one part of a model in several files.",
-                "Join the parts with llama.cpp's gguf-split --merge.",
-            )
-
-    @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> GgufFile:
-        """Map the file and check its whole header. Raises ModelFileError when it is not a sound GGUF file."""
-        path = Path(path)
-        try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # non-blocking: a FIFO must not hang
-        except OSError as error:
-            raise ModelFileError(f"{path}: cannot be opened: {error.strerror}.") from error
-        try:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                raise ModelFileError(f"{path}: is not a regular file.")
-            if status.st_size < 24:
-                raise ModelFileError(
-                    f"{path}: {status.st_size} bytes are too few for a GGUF header.", "Fetch it again."
-                )
-            mapped = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
-        finally:
-            os.close(descriptor)
-        return cls(path, mapped)
-
-    def __enter__(self) -> GgufFile:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
-        """Let go of the file. Views handed out earlier stay valid; the last of them to die unmaps the memory."""
         self.tensors = {}
-        mapped, self._mapped = self._mapped, None
-        if mapped is not None:
-            with suppress(BufferError):  # views are alive: unmapping now would crash their readers
-                mapped.close()
-
-    def get(self, key: str, kind: type[T], default: T, low: float | None = None, high: float | None = None) -> T:
-        """Metadata value, or `default` where the key is absent. Checks like `require`."""
-        return self.require(key, kind, low, high) if key in self.metadata else default
-
-    def require(self, key: str, kind: type[T], low: float | None = None, high: float | None = None) -> T:
-        """Metadata value of exactly this Python type (bool, int, float, str, list or np.ndarray), within low..high.
-
-        Raises ModelFileError when the key is missing, of another type, not finite or out of range.
-        """
-        if key not in self.metadata:
-            raise ModelFileError(f"{self.path}: key {key!r} is missing.", "Power Lab cannot load this kind of model.")
-        value = self.metadata[key]
-        if type(value) is not kind:
-            raise ModelFileError(f"{self.path}: key {key!r} is {_brief(value)}, but {kind.__name__} is expected.")
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ModelFileError(f"{self.path}: key {key!r} is {value}, not a finite number.")
-        if isinstance(value, (int, float)) and not ((low is None or value >= low) and (high is None or value <= high)):
-            raise ModelFileError(f"{self.path}: key {key!r} is {value}, outside {low}..{high}.")
-        return value
+        super().close()
 
     def tensor(self, name: str) -> TensorInfo:
         """The named tensor. Raises ModelFileError when the file has none of that name."""
@@ -182,22 +99,14 @@ class GgufFile:
         except KeyError:
             raise ModelFileError(f"{self.path}: tensor {name!r} is missing.") from None
 
-    def sha256(self, progress: Callable[[int, int], None] | None = None) -> str:
-        """Hex SHA-256 of the whole file; `progress(done, total)` in bytes is called as it goes."""
-        if self._mapped is None:
-            raise ModelFileError(f"{self.path}: the file was closed.")
-        digest = hashlib.sha256()
-        with memoryview(self._mapped) as view:
-            for start in range(0, self.size, _HASH_STEP):
-                digest.update(view[start : start + _HASH_STEP])
-                if progress is not None:
-                    progress(min(start + _HASH_STEP, self.size), self.size)
-        return digest.hexdigest()
+    def split(self) -> Split | None:
+        """Its place among the parts of a model; None for a whole one. Raises ModelFileError for impossible numbers."""
+        count = self.get("split.count", int, 1, 1, MAX_PARTS)
+        number = self.get("split.no", int, 0, 0, count - 1)
+        return None if count == 1 else Split(number, count, self.require("split.tensors.count", int, 0, MAX_TENSORS))
 
-
-def _brief(value: object) -> str:
-    shown = repr(value)
-    return f"{type(value).__name__} {shown if len(shown) <= 60 else shown[:57] + '...'}"
+    def _value(self, key: str) -> Any:
+        return self.metadata.get(key)
 
 
 class _Reader:
@@ -215,7 +124,10 @@ class _Reader:
         self.at = 4
         self.version = self.number("<I", "version")
         if self.version in (2 << 24, 3 << 24):
-            raise self.wrong("the file is big-endian")
+            raise ModelFileError(
+                f"{path}: the file is big-endian.",
+                "Convert it: pip install gguf, then gguf-convert-endian FILE little.",
+            )
         if self.version not in (2, 3):
             raise self.wrong(f"GGUF version {self.version} is not supported (2 and 3 are)")
         tensors = self.count("tensor count", MAX_TENSORS, 8 + 4 + 8 + 4 + 8)
@@ -345,6 +257,11 @@ class _Reader:
         shape = tuple(self.number("<Q", f"tensor {name!r}") for _ in range(rank))[::-1]
         number = self.number("<I", f"tensor {name!r}")
         offset = self.number("<Q", f"tensor {name!r}")
+        if number in _UNREADABLE:
+            raise ModelFileError(
+                f"{self.path}: tensor {name!r} is stored as {_UNREADABLE[number]}, which is not a type of model files today.",
+                "Fetch or convert the model anew.",
+            )
         if number not in TYPES:
             raise self.wrong(f"tensor {name!r} has the unknown type {number}")
         kind, values, _ = TYPES[number]

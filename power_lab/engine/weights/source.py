@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
-from power_lab.engine.weights.gguf import GgufFile
+from power_lab.engine.weights.tensor import TensorInfo
 from power_lab.errors import ModelFileError
 from power_lab.kernels.quants import GEOMETRY, QuantType, row_bytes
 
@@ -37,6 +38,16 @@ class WeightSource(Protocol):
         ...
 
 
+class HasTensors(Protocol):
+    """An open model file, or several as one."""
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]: ...
+
+
 def unused(source: WeightSource, used: Collection[str]) -> list[str]:
     """Names in the source that the model did not ask for, in the source's order."""
     known = frozenset(used)
@@ -50,18 +61,25 @@ def refuse_unused(source: WeightSource, used: Collection[str], ignored: Collecti
     """
     left = unused(source, {*used, *ignored})
     if left:
-        shown = ", ".join(repr(name) for name in left[:8]) + (f" and {len(left) - 8} more" if len(left) > 8 else "")
-        raise ModelFileError(f"The architecture does not use these tensors of the file: {shown}.")
+        raise ModelFileError(f"The architecture does not use these tensors of the file: {shown(left)}.")
 
 
-class GgufSource:
-    """The tensors of an open GGUF file, mapped, never copied."""
+def shown(names: list[str]) -> str:
+    """Names for a message, however many there are."""
+    return ", ".join(repr(name) for name in names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
 
-    def __init__(self, file: GgufFile) -> None:
-        self._file = file
+
+class FileSource:
+    """The tensors of an open model (`GgufModel`, `SafeTensorsModel` or one file of theirs), mapped.
+
+    Nothing is copied but what lies at an odd address for its values: SafeTensors allows any, and kernels read whole words.
+    """
+
+    def __init__(self, model: HasTensors) -> None:
+        self._model = model
 
     def names(self) -> list[str]:
-        return list(self._file.tensors)
+        return list(self._model.tensors)
 
     def matrix(self, name: str, rows: int, cols: int) -> tuple[QuantType, np.ndarray]:
         return self._stored(name, (rows, cols))
@@ -69,11 +87,18 @@ class GgufSource:
     def vector(self, name: str, size: int) -> tuple[QuantType, np.ndarray]:
         return self._stored(name, (size,))
 
+    def stored(self, name: str) -> TensorInfo:
+        """The tensor as it lies in its file, whatever its type. Raises ModelFileError when it is missing."""
+        try:
+            return self._model.tensors[name]
+        except KeyError:
+            raise ModelFileError(f"{self._model.path}: tensor {name!r} is missing.") from None
+
     def _stored(self, name: str, shape: tuple[int, ...]) -> tuple[QuantType, np.ndarray]:
-        tensor = self._file.tensor(name)
+        tensor = self.stored(name)
         _expect(name, tensor.shape, shape)
-        plain = _PLAIN.get(tensor.type)
-        return tensor.type, tensor.data if plain is None else tensor.data.view(plain)
+        kind, data = tensor.type, tensor.data
+        return kind, np.require(data.view(_PLAIN[kind]), requirements="A") if kind in _PLAIN else data
 
 
 class MemorySource:
@@ -118,3 +143,6 @@ def _checked(name: str, tensor: np.ndarray | tuple[QuantType, np.ndarray]) -> tu
 def _expect(name: str, found: tuple[int, ...], expected: tuple[int, ...]) -> None:
     if found != expected:
         raise ModelFileError(f"Tensor {name!r} has shape {list(found)}, but {list(expected)} is expected.")
+
+
+GgufSource = FileSource  # until the loader opens checkpoints

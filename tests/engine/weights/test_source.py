@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from power_lab.engine.weights.gguf import GgufFile
-from power_lab.engine.weights.source import GgufSource, MemorySource, WeightSource, refuse_unused, unused
+from power_lab.engine.weights.source import FileSource, MemorySource, WeightSource, refuse_unused, unused
 from power_lab.errors import ModelFileError
 from power_lab.kernels.quants import QuantType
 from tests.engine.weights.ggufs import Gguf, Tensor
@@ -30,7 +30,7 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> WeightSource:
     tensors = [Tensor(name, dims, kind, data.tobytes()) for name, dims, kind, data in parts]
     path = tmp_path / "model.gguf"
     path.write_bytes(bytes(Gguf(tensors=[*tensors, Tensor("norm", (3,), 0, NORM.tobytes())])))
-    return GgufSource(GgufFile.open(path))
+    return FileSource(GgufFile.open(path))
 
 
 def test_arrays_come_as_the_kernels_want_them(source: WeightSource) -> None:
@@ -79,5 +79,5 @@ def test_file_views_are_the_mapping(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(bytes(Gguf(tensors=[Tensor("f32", (3, 2), 0, F32.tobytes())])))
     file = GgufFile.open(path)
-    _, data = GgufSource(file).matrix("f32", 2, 3)
+    _, data = FileSource(file).matrix("f32", 2, 3)
     assert np.shares_memory(data, file.tensor("f32").data) and not data.flags.writeable
