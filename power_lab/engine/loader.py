@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 import msgspec
 
 from power_lab.engine.config import EngineConfig, Paths, usable_cores
-from power_lab.engine.models import family
+from power_lab.engine.models import of_architecture
+from power_lab.engine.models.bind import bind
 from power_lab.engine.models.decoder import Decoder
-from power_lab.engine.models.spec import ModelSpec, ModelWeights
+from power_lab.engine.models.spec import AttentionSpec, ModelSpec, ModelWeights
 from power_lab.engine.revision import code_digest, versions
 from power_lab.engine.tokenizer import Tokenizer
 from power_lab.engine.trace import EngineFacts
@@ -21,7 +22,7 @@ from power_lab.engine.weights.gguf import GgufFile
 from power_lab.engine.weights.source import GgufSource
 from power_lab.errors import ConfigError
 from power_lab.kernels.ops import Ops
-from power_lab.kernels.probe import Shapes, probe
+from power_lab.kernels.probe import AttentionShape, Shapes, probe
 from power_lab.kernels.table import select
 from power_lab.models import Report, ensure
 
@@ -55,10 +56,11 @@ def load(config: EngineConfig, paths: Paths, progress: Report) -> Loaded:
     progress("model file", 0, 1)
     file = GgufFile.open(entry.path)
     tokenizer = Tokenizer.from_gguf(file.metadata)
-    wiring = family(file.require("general.architecture", str))
-    spec: ModelSpec = wiring.spec(file, tokenizer.vocab_size)
+    source = GgufSource(file)
+    family = of_architecture(file.require("general.architecture", str))
+    spec: ModelSpec = family.from_gguf(file, source, tokenizer.vocab_size)
     context, why = _context(config, spec)
-    weights = wiring.weights(spec, GgufSource(file), ops)
+    weights = bind(spec, source, ops)
     progress("model file", 1, 1)
     if config.mode == "exact":
         _prove(ops.digest(), threads, spec, weights, paths, progress)
@@ -103,9 +105,13 @@ def _prove(digest: str, threads: int, spec: ModelSpec, weights: ModelWeights, pa
     A pass is remembered per arithmetic digest and set of shapes. A table keeps the weights that it has seen, so the probe, whose
     own are as large as the model's largest, runs on one that is dropped afterwards.
     """
-    a = spec.attention
-    shapes = Shapes(frozenset((w.type, w.rows, w.cols) for w in weights.matrices()), a.heads, a.kv_heads, a.head_dim)
-    key = hashlib.sha256(f"{digest} {sorted(shapes.linears)} {a}".encode()).hexdigest()[:32]
+    shapes = Shapes(
+        linears=frozenset((w.type, w.rows, w.cols) for w in weights.matrices()),
+        attentions=frozenset(_attention_shape(layer.attention) for layer in spec.layers),
+        activations=frozenset(layer.activation for layer in spec.layers),
+    )
+    parts = (digest, sorted(shapes.linears), sorted(shapes.attentions), sorted(shapes.activations))
+    key = hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
     proved = paths.kernels / "proved" / key
     if proved.exists():
         return
@@ -119,6 +125,11 @@ def _prove(digest: str, threads: int, spec: ModelSpec, weights: ModelWeights, pa
     with suppress(OSError):  # an unwritable cache costs the probe each time
         proved.parent.mkdir(parents=True, exist_ok=True)
         proved.touch()
+
+
+def _attention_shape(a: AttentionSpec) -> AttentionShape:
+    norms = {"": (0, 0), "head": (a.head_dim, a.head_dim), "width": (a.q_width, a.kv_width)}
+    return AttentionShape(a.heads, a.kv_heads, a.head_dim, a.window, a.softcap, norms[a.qk_norm])
 
 
 def _context(config: EngineConfig, spec: ModelSpec) -> tuple[int, str]:

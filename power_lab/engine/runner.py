@@ -57,8 +57,7 @@ class Runner:
     ) -> None:
         self.model = model
         self.ops: Ops = model.ops
-        a = model.spec.attention
-        self.caches = tuple(self.ops.kv_cache(pages, a.kv_heads, a.head_dim) for _ in range(model.spec.layers))
+        self.caches = model.caches(pages)
         self.workspace = Workspace.make(model.spec, self.ops, rows, sampled)
         self._tokens = self.ops.empty((sampled,), "int32")
         self._clock = clock

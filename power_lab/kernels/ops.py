@@ -11,9 +11,11 @@ through `empty`/`asarray`, reads them back through `tohost`, and slices leading 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy as np
 
     from power_lab.kernels.quants import QuantType
@@ -22,6 +24,7 @@ BLOCK = 64  # tokens of one KV block, everywhere
 SPLIT = 256  # keys of one canonical KV split: reductions over keys are cut at absolute multiples of it
 
 Array = Any
+Activation = Literal["silu", "gelu_tanh"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -151,45 +154,82 @@ class Ops(Protocol):
 
     def kv_cache(self, pages: int, heads: int, head_dim: int) -> KVCache: ...
 
-    def embed(self, table: Weight, ids: Array, out: Array) -> None:
-        """out[r] = table[ids[r]], dequantised. ids int32 [R], out f32 [R, K]."""
+    def embed(self, table: Weight, ids: Array, out: Array, scale: float = 1.0) -> None:
+        """out[r] = scale * table[ids[r]], dequantised. ids int32 [R], out f32 [R, K]."""
         ...
 
     def rms_norm(self, x: Array, weight: Array, eps: float, out: Array) -> None:
         """out = x / sqrt(mean(x^2) + eps) * weight, row by row. x, out f32 [R, D]."""
         ...
 
-    def add_rms_norm(self, x: Array, delta: Array, weight: Array, eps: float, out: Array) -> None:
-        """x += delta, then out = rms_norm(x). All f32 [R, D]."""
+    def add_rms_norm(
+        self, x: Array, delta: Array, post: Array | None, weight: Array | None, eps: float, out: Array
+    ) -> None:
+        """x += delta, or x += rms_norm(delta, post); then out = rms_norm(x, weight).
+
+        x, delta, out f32 [R, D]; post and weight f32 [D]. With `post`, delta is overwritten; without `weight`, out is not touched.
+        """
         ...
 
-    def linear(self, x: Array, weights: tuple[Weight, ...], out: Array) -> None:
-        """out[:, n] = sum_k x[:, k] * W[n, k], the weights stacked along N (fused QKV). x f32 [R, K], out f32 [R, sum N]."""
+    def linear(self, x: Array, weights: tuple[Weight, ...], out: Array, bias: Array | None = None) -> None:
+        """out[:, n] = sum_k x[:, k] * W[n, k] + bias[n], the weights stacked along N (fused QKV).
+
+        x f32 [R, K], out f32 [R, sum N], bias f32 [sum N].
+        """
         ...
 
-    def gate_up(self, x: Array, gate: Weight, up: Weight, out: Array) -> None:
-        """out = silu(x Wg^T) * (x Wu^T). x f32 [R, K], out f32 [R, N]."""
+    def gate_up(self, x: Array, gate: Weight, up: Weight, out: Array, activation: Activation = "silu") -> None:
+        """out = f(x Wg^T) * (x Wu^T). x f32 [R, K], out f32 [R, N].
+
+        f is silu(g) = g * sigmoid(g), or gelu_tanh(g) = g * sigmoid(2u) with u = sqrt(2 / pi) * (g + 0.044715 g^3).
+        """
         ...
 
-    def rope_tables(self, positions: int, rotary_dim: int, theta: float) -> Array:
-        """f32 [positions, rotary_dim / 2, 2]: cosine and sine, computed in f64."""
+    def rope_tables(self, positions: int, frequencies: Sequence[float], magnitude: float) -> Array:
+        """f32 [positions, len(frequencies), 2]: magnitude times cosine and sine of position * frequency, computed in f64."""
         ...
 
     def rope_write(
-        self, qkv: Array, batch: Batch, rope: Array, interleaved: bool, q_heads: int, cache: KVCache
+        self,
+        qkv: Array,
+        batch: Batch,
+        rope: Array | None,
+        interleaved: bool,
+        q_heads: int,
+        cache: KVCache,
+        norms: tuple[Array, Array] | None = None,
+        eps: float = 0.0,
     ) -> None:
-        """Rotate the queries in place and write rotated keys and values to their slots.
+        """Normalise and rotate the queries in place, and write keys, treated alike, and values to their slots.
 
-        qkv f32 [R, (q_heads + 2 * kv_heads) * head_dim]. Pairs are (2i, 2i+1) when `interleaved` (GGUF's Llama order), else
-        (i, i + rotary_dim/2).
+        qkv f32 [R, (q_heads + 2 * kv_heads) * head_dim]. rope f32 [positions, pairs, 2] or None for no rotation; a head's first
+        2 * pairs values turn. Pairs are (2i, 2i+1) when `interleaved` (GGUF's Llama order), else (i, i + pairs). norms: RMS weights
+        of queries and keys, each of head_dim values (every head by itself) or of all heads' values together.
         """
         ...
 
-    def attention(self, qkv: Array, batch: Batch, q_heads: int, scale: float, cache: KVCache, out: Array) -> None:
+    def attention(
+        self,
+        qkv: Array,
+        batch: Batch,
+        q_heads: int,
+        scale: float,
+        cache: KVCache,
+        out: Array,
+        window: int = 0,
+        softcap: float = 0.0,
+        temperature: Array | None = None,
+    ) -> None:
         """Causal grouped-query attention of each row over positions 0..positions[r], KV read from the pages only.
 
         Keys are reduced in canonical splits of `SPLIT` at absolute positions, combined in order. out f32 [R, q_heads * head_dim].
+        window: only so many last keys, the row's own included; 0 is all. softcap: scores s become softcap * tanh(s / softcap).
+        temperature: f32 [positions], a further factor on the scores of a row at that position.
         """
+        ...
+
+    def softcap(self, x: Array, cap: float) -> None:
+        """x = cap * tanh(x / cap), in place. x f32 [R, D]."""
         ...
 
     def gather(self, x: Array, rows: Array, out: Array) -> None:

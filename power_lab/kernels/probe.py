@@ -4,15 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from power_lab.errors import ExactnessError
-from power_lab.kernels.ops import BLOCK, SPLIT, Array, Batch, Ops, Weight
+from power_lab.kernels.ops import BLOCK, SPLIT, Activation, Array, Batch, Ops, Weight
 from power_lab.kernels.quants import GEOMETRY, QuantType, row_bytes
 
 ROWS = (1, 2, 3, 5, 8, 9, 33)
 """Row counts on both sides of every change of tile."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class AttentionShape:
+    """One kind of attention; attributes as in `Ops.attention`. qk_norm: values of a query and of a key norm, 0 for none."""
+
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    window: int = 0
+    softcap: float = 0.0
+    qk_norm: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,13 +34,13 @@ class Shapes:
 
     Attributes:
         linears: (type, N, K) of its matrices.
-        q_heads, kv_heads, head_dim: of its attention.
+        attentions: the kinds of its layers.
+        activations: of its gates.
     """
 
     linears: frozenset[tuple[QuantType, int, int]]
-    q_heads: int
-    kv_heads: int
-    head_dim: int
+    attentions: frozenset[AttentionShape]
+    activations: frozenset[Activation] = frozenset({"silu"})
 
 
 def probe(ops: Ops, shapes: Shapes) -> None:
@@ -37,10 +50,11 @@ def probe(ops: Ops, shapes: Shapes) -> None:
     """
     rng = np.random.default_rng(0)
     for type, rows, cols in sorted(shapes.linears):
-        _probe_linear(ops, type, rows, cols, rng)
+        _probe_linear(ops, type, rows, cols, sorted(shapes.activations), rng)
     for width in sorted({cols for _, _, cols in shapes.linears}):
         _probe_norm(ops, width, rng)
-    _probe_attention(ops, shapes, rng)
+    for shape in sorted(shapes.attentions):
+        _probe_attention(ops, shape, rng)
 
 
 def random_weight(ops: Ops, type: QuantType, rows: int, cols: int, rng: np.random.Generator) -> Weight:
@@ -67,7 +81,9 @@ def _check(kernel: str, count: int, together: np.ndarray, alone: Iterable[tuple[
             )
 
 
-def _probe_linear(ops: Ops, type: QuantType, rows: int, cols: int, rng: np.random.Generator) -> None:
+def _probe_linear(
+    ops: Ops, type: QuantType, rows: int, cols: int, activations: list[Activation], rng: np.random.Generator
+) -> None:
     weight = random_weight(ops, type, rows, cols, rng)
     x = rng.standard_normal((max(ROWS), cols), dtype=np.float32)
 
@@ -76,12 +92,13 @@ def _probe_linear(ops: Ops, type: QuantType, rows: int, cols: int, rng: np.rando
         ops.linear(ops.asarray(x[first:last]), (weight,), out)
         return ops.tohost(out)
 
-    def gate_up(first: int, last: int) -> np.ndarray:
+    def gate_up(first: int, last: int, activation: Activation) -> np.ndarray:
         out = ops.empty((last - first, rows), "float32")
-        ops.gate_up(ops.asarray(x[first:last]), weight, weight, out)
+        ops.gate_up(ops.asarray(x[first:last]), weight, weight, out, activation)
         return ops.tohost(out)
 
-    for name, kernel in (("linear", linear), ("gate_up", gate_up)):
+    gates = [(f"gate_up {name}", partial(gate_up, activation=name)) for name in activations]
+    for name, kernel in (("linear", linear), *gates):
         alone = [(r, kernel(r, r + 1)[0]) for r in (0, 1, 7, 32)]
         for count in ROWS:
             _check(f"{name} {type.name} [{rows}, {cols}]", count, kernel(0, count), [a for a in alone if a[0] < count])
@@ -99,26 +116,27 @@ def _probe_norm(ops: Ops, width: int, rng: np.random.Generator) -> None:
     _check(f"rms_norm [{width}]", len(x), norm(0, len(x)), [(r, norm(r, r + 1)[0]) for r in (0, 17, 32)])
 
 
-def _probe_attention(ops: Ops, shapes: Shapes, rng: np.random.Generator) -> None:
+def _probe_attention(ops: Ops, shape: AttentionShape, rng: np.random.Generator) -> None:
     tokens = SPLIT + BLOCK + 3
     pages = -(-tokens // BLOCK)
-    cache = ops.kv_cache(pages + 1, shapes.kv_heads, shapes.head_dim)
-    rope = ops.rope_tables(tokens, shapes.head_dim, 10000.0)
-    qkv = rng.standard_normal((tokens, (shapes.q_heads + 2 * shapes.kv_heads) * shapes.head_dim), dtype=np.float32)
+    heads, kv_heads, dim = shape.q_heads, shape.kv_heads, shape.head_dim
+    cache = ops.kv_cache(pages + 1, kv_heads, dim)
+    rope = ops.rope_tables(tokens, [10000.0 ** (-2 * i / dim) for i in range(dim // 2)], 1.0)
+    qkv = rng.standard_normal((tokens, (heads + 2 * kv_heads) * dim), dtype=np.float32)
+    sizes = shape.qk_norm
+    norms = tuple(ops.asarray(np.ones(size, np.float32)) for size in sizes) if sizes[0] else None
+    window = min(shape.window, tokens - BLOCK // 2)  # so that it cuts something off
 
     def attention(first: int, last: int) -> np.ndarray:
         batch = _batch(ops, first, last, pages)
-        rows, out = (
-            ops.asarray(qkv[first:last].copy()),
-            ops.empty((last - first, shapes.q_heads * shapes.head_dim), "float32"),
-        )
-        ops.rope_write(rows, batch, rope, False, shapes.q_heads, cache)
-        ops.attention(rows, batch, shapes.q_heads, shapes.head_dim**-0.5, cache, out)
+        rows, out = ops.asarray(qkv[first:last].copy()), ops.empty((last - first, heads * dim), "float32")
+        ops.rope_write(rows, batch, rope, False, heads, cache, norms, 1e-5)  # type: ignore[arg-type]
+        ops.attention(rows, batch, heads, dim**-0.5, cache, out, window, shape.softcap)
         return ops.tohost(out)
 
     together = attention(0, tokens)
     alone = [(r, attention(r, r + 1)[0]) for r in (0, BLOCK - 1, BLOCK, SPLIT - 1, SPLIT, tokens - 1)]
-    _check(f"attention {shapes.q_heads}/{shapes.kv_heads} heads of {shapes.head_dim}", tokens, together, alone)
+    _check(f"attention {heads}/{kv_heads} heads of {dim}", tokens, together, alone)
 
 
 def _batch(ops: Ops, first: int, last: int, pages: int) -> Batch:

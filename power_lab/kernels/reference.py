@@ -43,15 +43,19 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return x / (x.square().mean(dim=-1, keepdim=True) + eps).sqrt() * weight.double()
 
 
-def rope_tables(positions: int, rotary_dim: int, theta: float) -> Tensor:
-    """f64 [positions, rotary_dim / 2, 2]: cosine and sine."""
-    frequency = theta ** -(torch.arange(0, rotary_dim, 2, dtype=torch.float64) / rotary_dim)
-    angle = torch.outer(torch.arange(positions, dtype=torch.float64), frequency)
-    return torch.stack([angle.cos(), angle.sin()], dim=-1)
+def frequencies(dim: int, theta: float) -> list[float]:
+    """theta^(-2i / dim) for each pair of `dim` rotated values."""
+    return (theta ** -(torch.arange(0, dim, 2, dtype=torch.float64) / dim)).tolist()
+
+
+def rope_tables(positions: int, frequencies: list[float], magnitude: float = 1.0) -> Tensor:
+    """f64 [positions, pairs, 2]: magnitude times cosine and sine."""
+    angle = torch.outer(torch.arange(positions, dtype=torch.float64), torch.tensor(frequencies, dtype=torch.float64))
+    return magnitude * torch.stack([angle.cos(), angle.sin()], dim=-1)
 
 
 def rope(heads: Tensor, turn: Tensor, interleaved: bool) -> Tensor:
-    """Rotate [R, H, D] by `turn` [R, rotary_dim / 2, 2]; dimensions beyond rotary_dim pass."""
+    """Rotate [R, H, D] by `turn` [R, pairs, 2]; dimensions beyond 2 * pairs pass."""
     half = turn.shape[1]
     out = heads.double().clone()
     first, second = slice(0, half), slice(half, 2 * half)
@@ -62,12 +66,17 @@ def rope(heads: Tensor, turn: Tensor, interleaved: bool) -> Tensor:
     return out
 
 
-def attention(q: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
-    """One row over its keys: q [H, D], keys and values [n, KV heads, D] -> f64 [H, D]."""
+def attention(q: Tensor, keys: Tensor, values: Tensor, scale: float, window: int = 0, cap: float = 0.0) -> Tensor:
+    """One row over its keys: q [H, D], keys and values [n, KV heads, D], the row's own last -> f64 [H, D]."""
     group = q.shape[0] // keys.shape[1]
-    k, v = (t.double().repeat_interleave(group, dim=1) for t in (keys, values))
-    weights = torch.softmax(scale * torch.einsum("hd,nhd->hn", q.double(), k), dim=-1)
+    k, v = (t[-window:].double().repeat_interleave(group, dim=1) for t in (keys, values))
+    scores = scale * torch.einsum("hd,nhd->hn", q.double(), k)
+    weights = torch.softmax(softcap(scores, cap) if cap else scores, dim=-1)
     return torch.einsum("hn,nhd->hd", weights, v)
+
+
+def softcap(x: Tensor, cap: float) -> Tensor:
+    return cap * torch.tanh(x.double() / cap)
 
 
 def philox(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:

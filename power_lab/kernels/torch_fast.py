@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from power_lab.kernels.numba.ops import NumbaOps
-from power_lab.kernels.ops import Array, Weight
+from power_lab.kernels.ops import Activation, Array, Weight
 
 
 class TorchFastOps(NumbaOps):
@@ -41,13 +41,17 @@ class TorchFastOps(NumbaOps):
         super().close()
         self._unpacked.clear()
 
-    def linear(self, x: Array, weights: tuple[Weight, ...], out: Array) -> None:
-        self._torch.mm(self._torch.from_numpy(x), self._matrix(weights).T, out=self._torch.from_numpy(out))
+    def linear(self, x: Array, weights: tuple[Weight, ...], out: Array, bias: Array | None = None) -> None:
+        result = self._torch.from_numpy(out)
+        self._torch.mm(self._torch.from_numpy(x), self._matrix(weights).T, out=result)
+        if bias is not None:
+            result += self._torch.from_numpy(bias)
 
-    def gate_up(self, x: Array, gate: Weight, up: Weight, out: Array) -> None:
-        both = self._torch.from_numpy(x) @ self._matrix((gate, up)).T
-        product = self._torch.nn.functional.silu(both[:, : gate.rows]) * both[:, gate.rows :]
-        self._torch.from_numpy(out).copy_(product)
+    def gate_up(self, x: Array, gate: Weight, up: Weight, out: Array, activation: Activation = "silu") -> None:
+        both, functional = self._torch.from_numpy(x) @ self._matrix((gate, up)).T, self._torch.nn.functional
+        gates = both[:, : gate.rows]
+        active = functional.silu(gates) if activation == "silu" else functional.gelu(gates, approximate="tanh")
+        self._torch.from_numpy(out).copy_(active * both[:, gate.rows :])
 
     def _matrix(self, weights: tuple[Weight, ...]) -> Any:
         """The stacked weights as an f32 tensor [sum N, K]."""

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from power_lab.engine.models.spec import LayerWeights, ModelSpec, ModelWeights
+import numpy as np
+
+from power_lab.engine.models.rope import Rope
+from power_lab.engine.models.spec import AttentionSpec, LayerWeights, ModelSpec, ModelWeights
 from power_lab.kernels.ops import Array, Batch, KVCache, Ops
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Workspace:
-    """Activations for up to `rows` rows and `sampled` logit rows, made once: kernels allocate nothing."""
+    """Activations for up to `rows` rows and `sampled` logit rows, made once: kernels allocate nothing.
+
+    The widths of `qkv`, `attended` and `gated` may differ by layer: they are flat, and each layer takes what it needs.
+    """
 
     hidden: Array
     normed: Array
@@ -23,14 +29,18 @@ class Workspace:
 
     @classmethod
     def make(cls, spec: ModelSpec, ops: Ops, rows: int, sampled: int) -> Workspace:
-        a = spec.attention
+        widest = [
+            max(sizes)
+            for sizes in zip(*((x.attention.qkv_width, x.attention.q_width, x.ffn) for x in spec.layers), strict=True)
+        ]
+        qkv, attended, gated = (ops.empty((rows * width,), "float32") for width in widest)
         return cls(
             hidden=ops.empty((rows, spec.width), "float32"),
             normed=ops.empty((rows, spec.width), "float32"),
             delta=ops.empty((rows, spec.width), "float32"),
-            qkv=ops.empty((rows, a.q_width + 2 * a.kv_width), "float32"),
-            attended=ops.empty((rows, a.q_width), "float32"),
-            gated=ops.empty((rows, spec.ffn), "float32"),
+            qkv=qkv,
+            attended=attended,
+            gated=gated,
             gathered=ops.empty((sampled, spec.width), "float32"),
             logits=ops.empty((sampled, spec.vocab), "float32"),
         )
@@ -46,47 +56,78 @@ class Decoder:
     Args:
         spec, weights: what it is.
         ops: the device's operation table.
-        positions: longest context that will be run; sizes the rotary table.
+        positions: longest context that will be run; sizes the rotary tables and, where a model has two, chooses between them.
     """
 
     def __init__(self, spec: ModelSpec, weights: ModelWeights, ops: Ops, positions: int) -> None:
         self.spec = spec
         self.weights = weights
         self.ops = ops
-        self._rope = ops.rope_tables(positions, spec.attention.rotary_dim, spec.attention.theta)
+        self._tables: dict[Rope, Array] = {}
+        self._temperatures: dict[tuple[float, int], Array] = {}
+        for a in (layer.attention for layer in spec.layers):
+            if a.rope is not None and a.rope not in self._tables:
+                turn = a.rope.within(positions)
+                self._tables[a.rope] = ops.rope_tables(positions, turn.frequencies, turn.magnitude)
+            if a.temperature is not None and a.temperature not in self._temperatures:
+                self._temperatures[a.temperature] = ops.asarray(_temperature(positions, *a.temperature))
+        self._layers = list(zip(spec.layers, weights.layers, strict=True))
 
     @property
     def table_bytes(self) -> int:
-        """Bytes of the rotary tables."""
-        return self._rope.nbytes
+        """Bytes of the tables that are indexed by position."""
+        return sum(table.nbytes for tables in (self._tables, self._temperatures) for table in tables.values())
+
+    def caches(self, pages: int) -> tuple[KVCache, ...]:
+        """Key and value pages of every layer."""
+        shapes = ((layer.attention.kv_heads, layer.attention.head_dim) for layer in self.spec.layers)
+        return tuple(self.ops.kv_cache(pages, *shape) for shape in shapes)
 
     def forward(self, batch: Batch, caches: tuple[KVCache, ...], work: Workspace) -> Array:
         """Run all rows and return logits f32 [Q, V] of the sampled ones (a view of the workspace)."""
         rows, sampled = batch.ids.shape[0], batch.sampled.shape[0]
-        spec, ops, weights = self.spec, self.ops, self.weights
+        spec, ops, weights, eps = self.spec, self.ops, self.weights, self.spec.norm_eps
         x, h, delta = work.hidden[:rows], work.normed[:rows], work.delta[:rows]
-        ops.embed(weights.embedding, batch.ids, x)
-        ops.rms_norm(x, weights.layers[0].attn_norm, spec.norm_eps, h)
-        for index, layer in enumerate(weights.layers):
+        ops.embed(weights.embedding, batch.ids, x, spec.embedding_scale)
+        post: Array | None = None  # norm of what the part before has left in delta
+        for index, (layer, w) in enumerate(self._layers):
             if index:
-                ops.add_rms_norm(x, delta, layer.attn_norm, spec.norm_eps, h)
-            self._layer(layer, caches[index], batch, work, rows)
-        ops.add_rms_norm(x, delta, weights.final_norm, spec.norm_eps, h)
+                ops.add_rms_norm(x, delta, post, w.attn_norm, eps, h)
+            elif w.attn_norm is not None:
+                ops.rms_norm(x, w.attn_norm, eps, h)
+            self._attend(layer.attention, w, batch, caches[index], work, x if w.attn_norm is None else h, delta)
+            ops.add_rms_norm(x, delta, w.post_attn_norm, w.ffn_norm, eps, h)
+            gated = _view(work.gated, rows, layer.ffn)
+            ops.gate_up(x if w.ffn_norm is None else h, w.gate, w.up, gated, layer.activation)
+            ops.linear(gated, (w.down,), delta)
+            post = w.post_ffn_norm
+        ops.add_rms_norm(x, delta, post, weights.final_norm, eps, h)
         gathered, logits = work.gathered[:sampled], work.logits[:sampled]
         if sampled:
             ops.gather(h, batch.sampled, gathered)
             ops.linear(gathered, (weights.head,), logits)
+            if spec.final_softcap:
+                ops.softcap(logits, spec.final_softcap)
         return logits
 
-    def _layer(self, layer: LayerWeights, cache: KVCache, batch: Batch, work: Workspace, rows: int) -> None:
-        """Attention, then the gated feed-forward; leaves the layer's last contribution in `delta`."""
-        a, ops = self.spec.attention, self.ops
-        x, h, delta = work.hidden[:rows], work.normed[:rows], work.delta[:rows]
-        qkv, attended, gated = work.qkv[:rows], work.attended[:rows], work.gated[:rows]
-        ops.linear(h, (layer.q, layer.k, layer.v), qkv)
-        ops.rope_write(qkv, batch, self._rope, a.interleaved, a.heads, cache)
-        ops.attention(qkv, batch, a.heads, a.scale, cache, attended)
-        ops.linear(attended, (layer.o,), delta)
-        ops.add_rms_norm(x, delta, layer.ffn_norm, self.spec.norm_eps, h)
-        ops.gate_up(h, layer.gate, layer.up, gated)
-        ops.linear(gated, (layer.down,), delta)
+    def _attend(
+        self, a: AttentionSpec, w: LayerWeights, batch: Batch, cache: KVCache, work: Workspace, x: Array, out: Array
+    ) -> None:
+        """out = the attention part's contribution for input x; keys and values are written to the cache first."""
+        ops, rows = self.ops, x.shape[0]
+        qkv, attended = _view(work.qkv, rows, a.qkv_width), _view(work.attended, rows, a.q_width)
+        ops.linear(x, w.qkv, qkv, w.qkv_bias)
+        table, interleaved = (None, False) if a.rope is None else (self._tables[a.rope], a.rope.interleaved)
+        ops.rope_write(qkv, batch, table, interleaved, a.heads, cache, w.qk_norms, self.spec.norm_eps)
+        temperature = None if a.temperature is None else self._temperatures[a.temperature]
+        ops.attention(qkv, batch, a.heads, a.scale, cache, attended, a.window, a.softcap, temperature)
+        ops.linear(attended, (w.out,), out, w.out_bias)
+
+
+def _view(flat: Array, rows: int, width: int) -> Array:
+    return flat[: rows * width].reshape(rows, width)
+
+
+def _temperature(positions: int, beta: float, step: int) -> np.ndarray:
+    """1 + beta * log(1 + floor(p / step)) for each position."""
+    return (1 + beta * np.log1p(np.arange(positions) // step)).astype(np.float32)

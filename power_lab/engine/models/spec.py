@@ -1,31 +1,43 @@
-"""What a model is, as data: topology and shapes. The runtime derives nothing from names."""
+"""What a model is, as data: topology, shapes and state layout. The runtime derives nothing from names."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Literal
 
-from power_lab.kernels.ops import Array, Weight
+from power_lab.engine.models.rope import Rope
+from power_lab.kernels.ops import Activation, Array, Weight
+
+QKNorm = Literal["", "head", "width"]
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
-    """Grouped-query attention with rotary positions.
+    """Grouped-query attention of one layer.
 
     Attributes:
         heads, kv_heads, head_dim: query heads, key/value heads, values per head.
-        rotary_dim: leading values of a head that are rotated.
-        theta: rotary base; interleaved: pairs are (2i, 2i+1), else (i, i + rotary_dim / 2).
         scale: factor on q.k.
+        rope: rotary positions of queries and keys; None leaves them as they are.
+        window: keys that a query sees, itself included; 0 is all before it.
+        softcap: s becomes softcap * tanh(s / softcap) after scaling; 0 is off.
+        qk_norm: RMS norm of queries and keys before they are rotated: of each head, or over all heads at once ("width").
+        bias, out_bias: whether the q, k, v projections, and the output projection, add a vector.
+        temperature: (beta, n): queries at position p are multiplied by 1 + beta * log(1 + floor(p / n)); None is off.
     """
 
     heads: int
     kv_heads: int
     head_dim: int
-    rotary_dim: int
-    theta: float
-    interleaved: bool
     scale: float
+    rope: Rope | None
+    window: int = 0
+    softcap: float = 0.0
+    qk_norm: QKNorm = ""
+    bias: bool = False
+    out_bias: bool = False
+    temperature: tuple[float, int] | None = None
 
     @property
     def q_width(self) -> int:
@@ -35,6 +47,29 @@ class AttentionSpec:
     def kv_width(self) -> int:
         return self.kv_heads * self.head_dim
 
+    @property
+    def qkv_width(self) -> int:
+        return self.q_width + 2 * self.kv_width
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """One decoder layer: attention, then a gated feed-forward, each added to the residual stream.
+
+    Attributes:
+        attention: see AttentionSpec.
+        ffn: width of the gated unit; activation: of its gate.
+        pre_norms, post_norms: RMS norms of each part's input, and of its output before it is added.
+        fused: whether q, k, v are stored as one matrix, and gate and up as another.
+    """
+
+    attention: AttentionSpec
+    ffn: int
+    activation: Activation = "silu"
+    pre_norms: bool = True
+    post_norms: bool = False
+    fused: bool = False
+
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
@@ -42,40 +77,53 @@ class ModelSpec:
 
     Attributes:
         architecture: the file's name for it (for display only).
-        vocab, width, layers, ffn: vocabulary, hidden width, layer count, GLU width.
+        vocab, width: token ids that the model reads and draws, and hidden width.
+        embedding_rows: rows of the stored embedding and head, of which the first `vocab` are used.
         context: most positions the model was made for.
         norm_eps: epsilon of all RMS norms.
-        attention: the same in every layer.
+        layers: one after another.
+        embedding_scale: factor on embedding rows.
+        final_softcap: as AttentionSpec.softcap, on the logits.
+        tied: whether the output head is the embedding; None leaves it to whether the file has a head.
+        norm_offset: added to stored norm weights (some formats store w of 1 + w).
+        topology_tensors: names of tensors that were read into this spec.
     """
 
     architecture: str
     vocab: int
+    embedding_rows: int
     width: int
-    layers: int
-    ffn: int
     context: int
     norm_eps: float
-    attention: AttentionSpec
+    layers: tuple[LayerSpec, ...]
+    embedding_scale: float = 1.0
+    final_softcap: float = 0.0
+    tied: bool | None = None
+    norm_offset: float = 0.0
+    topology_tensors: tuple[str, ...] = ()
 
     @property
     def kv_bytes_per_token(self) -> int:
         """Bytes of f32 keys and values of one token over all layers."""
-        return self.layers * 2 * self.attention.kv_width * 4
+        return sum(2 * layer.attention.kv_width * 4 for layer in self.layers)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerWeights:
-    """One decoder layer's weights, norms as f32 vectors."""
+    """One layer's weights, vectors as f32; None where the spec has none."""
 
-    attn_norm: Array
-    q: Weight
-    k: Weight
-    v: Weight
-    o: Weight
-    ffn_norm: Array
+    attn_norm: Array | None
+    qkv: tuple[Weight, Weight, Weight]
+    qkv_bias: Array | None
+    qk_norms: tuple[Array, Array] | None
+    out: Weight
+    out_bias: Array | None
+    post_attn_norm: Array | None
+    ffn_norm: Array | None
     gate: Weight
     up: Weight
     down: Weight
+    post_ffn_norm: Array | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,5 +140,5 @@ class ModelWeights:
     def matrices(self) -> Iterator[Weight]:
         """Every matrix that is multiplied with activations."""
         for layer in self.layers:
-            yield from (layer.q, layer.k, layer.v, layer.o, layer.gate, layer.up, layer.down)
+            yield from (*layer.qkv, layer.out, layer.gate, layer.up, layer.down)
         yield self.head

@@ -2,7 +2,8 @@
 
 One work item is one row and one KV head; all query heads of the group share each key and value that is read. Keys are taken in canonical
 splits of `SPLIT` at absolute positions: scores and a softmax over the split, then the weighted values; splits are combined in order by the
-online softmax (Milakov and Gimelshein 2018, arXiv:1805.02867). Nothing of an item depends on other rows or on keys behind its position.
+online softmax (Milakov and Gimelshein 2018, arXiv:1805.02867). Nothing of an item depends on other rows or on keys behind its position;
+where a window cuts the first split depends on the row's position alone.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from power_lab.kernels.numba.vector import (
     address,
     f32_bits,
     f32_from_bits,
+    f32_pointer,
     i32_pointer,
 )
 from power_lab.kernels.ops import BLOCK, SPLIT
@@ -104,6 +106,19 @@ def _emit_weigh(
             span.store(b.load(slot), row)
 
 
+def _emit_cap(b: Builder, x: Value, scale: Value, cap: Value, count: Value) -> None:
+    """x[:count] = cap * tanh(scale * x / cap) in place, tanh(y) as 1 - 2 / (e^2y + 1)."""
+    f = lambda value: v.const(v.vec(F32), value)  # noqa: E731
+    inner, outer = v.splat(b, b.fdiv(b.fmul(scale, v.const(F32, 2.0)), cap)), v.splat(b, cap)
+
+    def squash(span: Span) -> None:
+        power = v.exp(b, b.fmul(span.load(x), inner))
+        tanh = b.fsub(f(1.0), b.fdiv(f(2.0), b.fadd(power, f(1.0))))
+        span.store(b.fmul(tanh, outer), x)
+
+    v.sweep(b, count, squash)
+
+
 def _emit_clear(b: Builder, out: Value, count: Value) -> None:
     v.sweep(b, count, lambda span: span.store(v.const(v.vec(F32), 0.0), out))
 
@@ -148,6 +163,7 @@ scores_1, scores_2, scores_3, scores_4 = (_scores(heads) for heads in (1, 2, 3, 
 weigh_1, weigh_2, weigh_3, weigh_4 = (_weigh(heads, WIDE) for heads in (1, 2, 3, 4))
 weigh_narrow = _weigh(1, 1)
 soften = v.routine("soften", types.void, [types.int64, types.float32, types.int64, types.int64], _emit_soften)
+cap_scores = v.routine("cap_scores", types.void, [types.int64, types.float32, types.float32, types.int64], _emit_cap)
 clear = v.routine("clear", types.void, [types.int64] * 2, _emit_clear)
 combine = v.routine("combine", types.void, [types.int64] * 6, _emit_combine)
 finish = v.routine("finish", types.void, [types.int64] * 4, _emit_finish)
@@ -189,24 +205,31 @@ def _page_values(heads, e, values, dim, count, acc):
 
 
 @njit(nogil=True, inline="always")
-def _item(q, heads, dim, count, pages, kv_head, page_bytes, scale, keys, values, out, scratch):
-    """One row's queries of one KV head over its first `count` keys. q, keys, values, out and scratch are addresses."""
+def _item(q, heads, dim, start, count, pages, kv_head, page_bytes, scale, softcap, keys, values, out, scratch):
+    """One row's queries of one KV head over keys start..count - 1. q, keys, values, out and scratch are addresses."""
     inside, size = kv_head * dim * BLOCK * 4, heads * dim * 4
     stats, running = scratch + heads * SPLIT * 4, scratch + heads * (SPLIT + 2) * 4
     acc = running + heads * 8
     total = acc + size
-    for first in range(0, count, SPLIT):
-        last = min(count, first + SPLIT)
-        for i in range(first, last, BLOCK):
+    for first in range(start // SPLIT * SPLIT, count, SPLIT):
+        low, last = max(first, start), min(count, first + SPLIT)
+        whole = low // BLOCK * BLOCK
+        for i in range(whole, last, BLOCK):
             _page_scores(heads, q, keys + pages[i // BLOCK] * page_bytes + inside, dim, scratch + (i - first) * 4)
         for h in range(heads):
-            soften(scratch + h * SPLIT * 4, scale, last - first, stats + h * 8)
+            scores, factor = scratch + (h * SPLIT + low - first) * 4, scale
+            if softcap > 0:
+                cap_scores(scores, scale, softcap, last - low)
+                factor = np.float32(1)
+            soften(scores, factor, last - low, stats + h * 8)
         clear(acc, heads * dim)
-        for i in range(first, last, BLOCK):
-            page = values + pages[i // BLOCK] * page_bytes + inside
-            _page_values(heads, scratch + (i - first) * 4, page, dim, min(BLOCK, last - i), acc)
+        for i in range(whole, last, BLOCK):
+            key = max(i, low)
+            page = values + pages[i // BLOCK] * page_bytes + inside + (key - i) * dim * 4
+            _page_values(heads, scratch + (key - first) * 4, page, dim, min(i + BLOCK, last) - key, acc)
         for h in range(heads):
-            combine(stats + h * 8, acc + h * dim * 4, running + h * 8, total + h * dim * 4, dim, first)
+            at = h * dim * 4
+            combine(stats + h * 8, acc + at, running + h * 8, total + at, dim, max(first - start, 0))
     for h in range(heads):
         finish(total + h * dim * 4, running + h * 8, dim, out + h * dim * 4)
 
@@ -215,21 +238,32 @@ def _item(q, heads, dim, count, pages, kv_head, page_bytes, scale, keys, values,
 def chunk(job, index, scratch):
     """One row and KV head; `job` int64 words as written by `attention`."""
     qkv, qkv_pitch, positions, table_of, tables, pages = job[1:7]
-    heads, dim, kv_heads, scale, keys, values, out = job[7:14]
+    heads, dim, kv_heads, keys, values, out = job[7:13]
+    scale, softcap, window, temperature = job[13:17]
     row, head = index // kv_heads, index % kv_heads
-    count = carray(i32_pointer(positions), row + 1)[row] + 1
+    position = carray(i32_pointer(positions), row + 1)[row]
     table = carray(i32_pointer(tables + carray(i32_pointer(table_of), row + 1)[row] * pages * 4), pages)
-    size = heads * dim * 4
+    size, factor = heads * dim * 4, f32_from_bits(scale)
+    if temperature:
+        factor *= carray(f32_pointer(temperature), position + 1)[position]
+    start = max(position + 1 - window, 0) if window else 0
     q, to = qkv + row * qkv_pitch + head * size, out + (row * kv_heads + head) * size
-    _item(
-        q, heads, dim, count, table, head, kv_heads * dim * BLOCK * 4, f32_from_bits(scale), keys, values, to, scratch
-    )
+    page_bytes, cap = kv_heads * dim * BLOCK * 4, f32_from_bits(softcap)
+    _item(q, heads, dim, start, position + 1, table, head, page_bytes, factor, cap, keys, values, to, scratch)
 
 
 @njit(nogil=True)
-def attention(team, qkv, positions, table_of, tables, q_heads, scale, keys, values, out):
-    """qkv f32 [R, (q_heads + 2 kv_heads) * head_dim], out f32 [R, q_heads * head_dim]."""
+def attention(team, qkv, positions, table_of, tables, q_heads, scale, keys, values, out, window, softcap, temperature):
+    """qkv f32 [R, (q_heads + 2 kv_heads) * head_dim], out f32 [R, q_heads * head_dim], temperature f32 [positions] or empty."""
     kv_heads, dim = keys.shape[1], keys.shape[2]
     rows = (address(qkv), qkv.shape[1] * 4, address(positions), address(table_of), address(tables), tables.shape[1])
-    shape = (q_heads // kv_heads, dim, kv_heads, f32_bits(np.float32(scale)))
-    share(team, (ATTENTION, *rows, *shape, address(keys), address(values), address(out)), qkv.shape[0] * kv_heads)
+    shape = (q_heads // kv_heads, dim, kv_heads, address(keys), address(values), address(out))
+    hot = address(temperature) if temperature.shape[0] > 0 else 0
+    rules = (f32_bits(np.float32(scale)), f32_bits(np.float32(softcap)), window, hot)
+    share(team, (ATTENTION, *rows, *shape, *rules), qkv.shape[0] * kv_heads)
+
+
+@njit(nogil=True)
+def softcap(x, cap):
+    """x f32 [R, D] = cap * tanh(x / cap)."""
+    cap_scores(address(x), np.float32(1), np.float32(cap), x.shape[0] * x.shape[1])

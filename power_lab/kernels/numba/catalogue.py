@@ -28,9 +28,10 @@ d2 = _array(types.float64, 2)
 
 ENTRIES: dict[str, tuple[Any, tuple[types.Type, ...]]] = {
     "linear": (linear.linear, (l1, f2, l2, f2, WHOLE)),
-    "attention": (attention.attention, (l1, f2, i1, i1, i2, WHOLE, REAL, f4, f4, f2)),
-    "norm": (norm.norm, (l1, f2, f2, f1, REAL, f2)),
-    "rope_write": (rope.rope_write, (l1, f2, i1, l1, f3, FLAG, WHOLE, f4, f4)),
+    "attention": (attention.attention, (l1, f2, i1, i1, i2, WHOLE, REAL, f4, f4, f2, WHOLE, REAL, f1)),
+    "softcap": (attention.softcap, (f2, REAL)),
+    "norm": (norm.norm, (l1, f2, f2, f1, f1, REAL, f2)),
+    "rope_write": (rope.rope_write, (l1, f2, i1, l1, f3, FLAG, WHOLE, f4, f4, f1, f1, REAL)),
     "embed": (embed.embed, (l2, i1, f2, f2)),
     "gather": (embed.gather, (f2, i1, f2)),
     "sample": (sample.sample, (l1, f2, f2, l2, i1, l2, i1, f1, i1, f3, i2, l2, d2)),

@@ -25,39 +25,45 @@ def _emit(b: Builder, x: Value, delta: Value, weight: Value, eps: Value, out: Va
 
     with b.if_then(b.icmp_signed("!=", delta, v.i64(0))):
         v.sweep(b, count, add)
-    v.sweep(b, count, square)
-    mean = b.fdiv(v.tree_sums(b, [b.load(acc)])[0], b.sitofp(count, F32))
-    root = v.call(b, "llvm.sqrt.f32", F32, (b.fadd(mean, eps),))
-    scale = v.splat(b, b.fdiv(v.const(F32, 1.0), root))
-    v.sweep(b, count, lambda span: span.store(b.fmul(b.fmul(span.load(x), scale), span.load(weight)), out))
+    with b.if_then(b.icmp_signed("!=", weight, v.i64(0))):
+        v.sweep(b, count, square)
+        mean = b.fdiv(v.tree_sums(b, [b.load(acc)])[0], b.sitofp(count, F32))
+        root = v.call(b, "llvm.sqrt.f32", F32, (b.fadd(mean, eps),))
+        scale = v.splat(b, b.fdiv(v.const(F32, 1.0), root))
+        v.sweep(b, count, lambda span: span.store(b.fmul(b.fmul(span.load(x), scale), span.load(weight)), out))
 
 
 norm_row = v.routine(
     "norm_row", types.void, [types.int64, types.int64, types.int64, types.float32, types.int64, types.int64], _emit
 )
+"""f(x, delta, weight, eps, out, count): x += delta, then out = norm(x) * weight; an address of 0 leaves its part out. out may be x."""
 
 
 @njit(nogil=True, inline="always")
-def _rows(first, last, x, delta, weight, eps, out, d):
+def _rows(first, last, x, delta, post, weight, eps, out, d):
     for r in range(first, last):
         at = r * d * 4
+        if post:
+            norm_row(delta + at, 0, post, eps, delta + at, d)
         norm_row(x + at, delta + at if delta else 0, weight, eps, out + at, d)
 
 
 @njit(nogil=True)
 def chunk(job, index, scratch):
     """Up to ROWS rows; `job` int64 words as written by `norm`."""
-    x, delta, weight, eps, out, d, rows = job[1:8]
-    _rows(index * ROWS, min(rows, (index + 1) * ROWS), x, delta, weight, f32_from_bits(eps), out, d)
+    x, delta, post, weight, eps, out, d, rows = job[1:9]
+    _rows(index * ROWS, min(rows, (index + 1) * ROWS), x, delta, post, weight, f32_from_bits(eps), out, d)
 
 
 @njit(nogil=True)
-def norm(team, x, delta, weight, eps, out):
-    """x f32 [R, D], delta f32 [R, D] or [0, 1] for none (x += delta first), weight f32 [D], out f32 [R, D]."""
+def norm(team, x, delta, post, weight, eps, out):
+    """x f32 [R, D], delta f32 [R, D] (x += delta first), post and weight f32 [D], out f32 [R, D]; what is empty is left out."""
     rows, d, rounded = x.shape[0], x.shape[1], np.float32(eps)
     added = address(delta) if delta.shape[0] > 0 else 0
+    after = address(post) if post.shape[0] > 0 else 0
+    before = address(weight) if weight.shape[0] > 0 else 0
     if rows <= ROWS:
-        _rows(0, rows, address(x), added, address(weight), rounded, address(out), d)
+        _rows(0, rows, address(x), added, after, before, rounded, address(out), d)
     else:
-        job = (NORM, address(x), added, address(weight), f32_bits(rounded), address(out), d, rows)
+        job = (NORM, address(x), added, after, before, f32_bits(rounded), address(out), d, rows)
         share(team, job, (rows + ROWS - 1) // ROWS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,12 @@ from power_lab.errors import ModelFileError
 from power_lab.kernels.numba import attention, catalogue, embed, identity, linear, logprobs, norm, sample
 from power_lab.kernels.numba import rope as rope_kernels
 from power_lab.kernels.numba.team import PITCH, SCRATCH, Team
-from power_lab.kernels.ops import BLOCK, Array, Batch, KVCache, SampleRows, Weight
+from power_lab.kernels.ops import BLOCK, Activation, Array, Batch, KVCache, SampleRows, Weight
 from power_lab.kernels.quants import GEOMETRY, QuantType, row_bytes
 
 FEW_ROWS = 32  # scratch for gated products of these is there from the first use of a weight; for more when they come
+
+_NO_VECTOR, _NO_ROWS, _NO_TURNS = np.zeros(0, np.float32), np.zeros((0, 1), np.float32), np.zeros((1, 0, 2), np.float32)
 
 
 class NumbaOps:
@@ -46,7 +48,6 @@ class NumbaOps:
         self._plans: dict[tuple[Weight, ...], tuple[np.ndarray, int, int]] = {}
         self._scratch = np.zeros((threads, 0), np.float32)
         self._sample_scratch: tuple[np.ndarray, ...] = ()
-        self._no_delta = np.zeros((0, 1), np.float32)
 
     def digest(self) -> str:
         return self._digest
@@ -102,36 +103,44 @@ class NumbaOps:
         keys = np.zeros((pages, heads, head_dim, BLOCK), np.float32)
         return KVCache(keys, np.zeros((pages, heads, BLOCK, head_dim), np.float32), heads, head_dim)
 
-    def rope_tables(self, positions: int, rotary_dim: int, theta: float) -> Array:
-        return rope_kernels.rope_table(positions, rotary_dim, theta)
+    def rope_tables(self, positions: int, frequencies: Sequence[float], magnitude: float) -> Array:
+        return rope_kernels.rope_table(positions, frequencies, magnitude)
 
     # --- operations of a step -----------------------------------------------------------------------------------------------------
 
-    def embed(self, table: Weight, ids: Array, out: Array) -> None:
+    def embed(self, table: Weight, ids: Array, out: Array, scale: float = 1.0) -> None:
         plan, cols, _ = self._plan((table,))
         _same(out.shape[1], cols, "embedding width")
         self._wake()
         embed.embed(plan, ids, out, self._scratch)
+        if scale != 1.0:
+            np.multiply(out, np.float32(scale), out=out)
 
     def rms_norm(self, x: Array, weight: Array, eps: float, out: Array) -> None:
-        self._norm(x, self._no_delta, weight, eps, out)
+        self._norm(x, _NO_ROWS, _NO_VECTOR, weight, eps, out)
 
-    def add_rms_norm(self, x: Array, delta: Array, weight: Array, eps: float, out: Array) -> None:
-        self._norm(x, delta, weight, eps, out)
+    def add_rms_norm(
+        self, x: Array, delta: Array, post: Array | None, weight: Array | None, eps: float, out: Array
+    ) -> None:
+        self._norm(x, delta, _or_empty(post), _or_empty(weight), eps, out)
 
-    def _norm(self, x: Array, delta: Array, weight: Array, eps: float, out: Array) -> None:
-        _same(x.shape[1], weight.shape[0], "norm width")
+    def _norm(self, x: Array, delta: Array, post: Array, weight: Array, eps: float, out: Array) -> None:
+        for vector in (post, weight):
+            if vector.shape[0]:
+                _same(x.shape[1], vector.shape[0], "norm width")
         self._wake()
-        norm.norm(self._block, x, delta, weight, eps, out)
+        norm.norm(self._block, x, delta, post, weight, eps, out)
 
-    def linear(self, x: Array, weights: tuple[Weight, ...], out: Array) -> None:
+    def linear(self, x: Array, weights: tuple[Weight, ...], out: Array, bias: Array | None = None) -> None:
         plan, cols, width = self._plan(weights)
         _same(x.shape[1], cols, "input width")
         _same(out.shape[1], width, "output width")
         self._wake()
         linear.linear(self._block, x, plan, out, 0)
+        if bias is not None:
+            np.add(out, bias, out=out)
 
-    def gate_up(self, x: Array, gate: Weight, up: Weight, out: Array) -> None:
+    def gate_up(self, x: Array, gate: Weight, up: Weight, out: Array, activation: Activation = "silu") -> None:
         plan, cols, width = self._plan((gate, up))
         _same(x.shape[1], cols, "input width")
         _same(2 * out.shape[1], width, "output width")
@@ -141,19 +150,54 @@ class NumbaOps:
         linear.linear(self._block, x, plan, out, 1)
 
     def rope_write(
-        self, qkv: Array, batch: Batch, rope: Array, interleaved: bool, q_heads: int, cache: KVCache
+        self,
+        qkv: Array,
+        batch: Batch,
+        rope: Array | None,
+        interleaved: bool,
+        q_heads: int,
+        cache: KVCache,
+        norms: tuple[Array, Array] | None = None,
+        eps: float = 0.0,
     ) -> None:
+        q_norm, k_norm = norms or (_NO_VECTOR, _NO_VECTOR)
+        if norms is not None and q_norm.shape[0] != cache.head_dim:
+            _same(q_norm.shape[0], q_heads * cache.head_dim, "query norm")
+            _same(k_norm.shape[0], cache.heads * cache.head_dim, "key norm")
+        turns = _NO_TURNS if rope is None else rope
         self._wake()
-        kernel = rope_kernels.rope_write
-        kernel(self._block, qkv, batch.positions, batch.slots, rope, interleaved, q_heads, cache.keys, cache.values)
+        rope_kernels.rope_write(
+            self._block,
+            qkv,
+            batch.positions,
+            batch.slots,
+            turns,
+            interleaved,
+            q_heads,
+            cache.keys,
+            cache.values,
+            q_norm,
+            k_norm,
+            eps,
+        )
 
-    def attention(self, qkv: Array, batch: Batch, q_heads: int, scale: float, cache: KVCache, out: Array) -> None:
+    def attention(
+        self,
+        qkv: Array,
+        batch: Batch,
+        q_heads: int,
+        scale: float,
+        cache: KVCache,
+        out: Array,
+        window: int = 0,
+        softcap: float = 0.0,
+        temperature: Array | None = None,
+    ) -> None:
         need = attention.scratch_floats(q_heads // cache.heads, cache.head_dim)
         if need > self._scratch.shape[1]:
             self._reserve(need)
         self._wake()
-        kernel = attention.attention
-        kernel(
+        attention.attention(
             self._block,
             qkv,
             batch.positions,
@@ -164,7 +208,14 @@ class NumbaOps:
             cache.keys,
             cache.values,
             out,
+            window,
+            softcap,
+            _or_empty(temperature),
         )
+
+    def softcap(self, x: Array, cap: float) -> None:
+        self._wake()
+        attention.softcap(x, cap)
 
     def gather(self, x: Array, rows: Array, out: Array) -> None:
         self._wake()
@@ -230,6 +281,10 @@ def _describe(weights: tuple[Weight, ...]) -> tuple[np.ndarray, int, int]:
         rows.append([weight.type, _address(weight.data), weight.rows, weight.cols, weight.data.shape[1], start])
         start += weight.rows
     return np.array(rows, np.int64), weights[0].cols, start
+
+
+def _or_empty(vector: Array | None) -> Array:
+    return _NO_VECTOR if vector is None else vector
 
 
 def _address(array: np.ndarray) -> int:

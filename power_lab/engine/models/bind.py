@@ -1,0 +1,124 @@
+"""From a source's stored tensors to a device's weights: every name of the topology, and no other."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from power_lab.engine.models.spec import LayerSpec, LayerWeights, ModelSpec, ModelWeights
+from power_lab.engine.weights.source import WeightSource, refuse_unused
+from power_lab.errors import ModelFileError
+from power_lab.kernels.ops import Array, Ops, Weight
+from power_lab.kernels.quants import QuantType
+
+HEAD = "output.weight"
+
+
+def bind(spec: ModelSpec, source: WeightSource, ops: Ops) -> ModelWeights:
+    """Bind tensors by their canonical names. Raises ModelFileError naming one that is missing, misshapen or left over."""
+    binder = _Binder(spec, source, ops)
+    (embedding,) = binder.rows("token_embd.weight", spec.embedding_rows, spec.width, spec.vocab)
+    layers = tuple(_layer(binder, f"blk.{i}", spec.width, layer) for i, layer in enumerate(spec.layers))
+    final_norm = binder.norm("output_norm.weight", spec.width)
+    head = _head(spec, source, binder, embedding)
+    refuse_unused(source, binder.bound, spec.topology_tensors)
+    return ModelWeights(embedding, layers, final_norm, head, binder.bytes_by_type, binder.parameters)
+
+
+def _head(spec: ModelSpec, source: WeightSource, binder: _Binder, embedding: Weight) -> Weight:
+    stored = HEAD in source.names()
+    if not stored and spec.tied is False:
+        raise ModelFileError(f"Tensor {HEAD!r} is missing, and the file does not say that the embedding stands for it.")
+    if not stored:
+        return embedding
+    if spec.tied:
+        shape = (spec.embedding_rows, spec.width)
+        (_, head), (_, table) = source.matrix(HEAD, *shape), source.matrix("token_embd.weight", *shape)
+        if head.dtype != table.dtype or not np.array_equal(head.view(np.uint8), table.view(np.uint8)):
+            raise ModelFileError(
+                f"Tensor {HEAD!r} differs from the embedding, though the file says that they are tied."
+            )
+        binder.bound.add(HEAD)
+        return embedding
+    (head,) = binder.rows(HEAD, spec.embedding_rows, spec.width, spec.vocab)
+    return head
+
+
+def _layer(binder: _Binder, prefix: str, width: int, layer: LayerSpec) -> LayerWeights:
+    a = layer.attention
+    q, kv = a.q_width, a.kv_width
+    if layer.fused:
+        qkv = binder.rows(f"{prefix}.attn_qkv.weight", a.qkv_width, width, q, kv, kv)
+        gate, up = binder.rows(f"{prefix}.ffn_up.weight", 2 * layer.ffn, width, layer.ffn, layer.ffn)
+    else:
+        qkv = tuple(
+            binder.matrix(f"{prefix}.attn_{name}.weight", rows, width)
+            for name, rows in (("q", q), ("k", kv), ("v", kv))
+        )
+        gate, up = (binder.matrix(f"{prefix}.ffn_{name}.weight", layer.ffn, width) for name in ("gate", "up"))
+    norm_sizes = (a.head_dim, a.head_dim) if a.qk_norm == "head" else (q, kv)
+    norms = [f"{prefix}.attn_{name}_norm.weight" for name in ("q", "k")]
+    qk_norms = tuple(map(binder.norm, norms, norm_sizes)) if a.qk_norm else None
+
+    def norm(name: str, wanted: bool) -> Array | None:
+        return binder.norm(f"{prefix}.{name}.weight", width) if wanted else None
+
+    return LayerWeights(
+        attn_norm=norm("attn_norm", layer.pre_norms),
+        qkv=qkv,  # type: ignore[arg-type]
+        qkv_bias=binder.biases([(f"{prefix}.attn_{n}.bias", rows) for n, rows in (("q", q), ("k", kv), ("v", kv))])
+        if a.bias
+        else None,
+        qk_norms=qk_norms,  # type: ignore[arg-type]
+        out=binder.matrix(f"{prefix}.attn_output.weight", width, q),
+        out_bias=binder.biases([(f"{prefix}.attn_output.bias", width)]) if a.out_bias else None,
+        post_attn_norm=norm("post_attention_norm", layer.post_norms),
+        ffn_norm=norm("ffn_norm", layer.pre_norms),
+        gate=gate,
+        up=up,
+        down=binder.matrix(f"{prefix}.ffn_down.weight", width, layer.ffn),
+        post_ffn_norm=norm("post_ffw_norm", layer.post_norms),
+    )
+
+
+class _Binder:
+    """Takes tensors from a source to a device and keeps the account."""
+
+    def __init__(self, spec: ModelSpec, source: WeightSource, ops: Ops) -> None:
+        self._offset = spec.norm_offset
+        self._source = source
+        self._ops = ops
+        self.bound: set[str] = set()
+        self.bytes_by_type: dict[str, int] = {}
+        self.parameters = 0
+
+    def matrix(self, name: str, rows: int, cols: int) -> Weight:
+        return self.rows(name, rows, cols, rows)[0]
+
+    def rows(self, name: str, rows: int, cols: int, *parts: int) -> tuple[Weight, ...]:
+        """A stored matrix [rows, cols] as several, of so many rows each; rows behind the last are padding."""
+        kind, host = self._source.matrix(name, rows, cols)
+        self._count(name, kind, host, rows * cols)
+        ends = np.cumsum(parts).tolist()
+        return tuple(
+            self._ops.weight(kind, part, cols, host[end - part : end]) for part, end in zip(parts, ends, strict=True)
+        )
+
+    def norm(self, name: str, size: int) -> Array:
+        vector = self._vector(name, size)
+        if not self._offset:
+            return vector
+        return self._ops.asarray(self._ops.tohost(vector) + np.float32(self._offset))
+
+    def biases(self, names: list[tuple[str, int]]) -> Array:
+        """Several vectors as one."""
+        return self._ops.asarray(np.concatenate([self._ops.tohost(self._vector(*name)) for name in names]))
+
+    def _vector(self, name: str, size: int) -> Array:
+        kind, host = self._source.vector(name, size)
+        self._count(name, kind, host, size)
+        return self._ops.vector(kind, host)
+
+    def _count(self, name: str, kind: QuantType, host: np.ndarray, values: int) -> None:
+        self.bound.add(name)
+        self.bytes_by_type[kind.name] = self.bytes_by_type.get(kind.name, 0) + host.nbytes
+        self.parameters += values
