@@ -15,8 +15,8 @@ def dequantise(stored: np.ndarray, type: QuantType, cols: int) -> np.ndarray:
     """f32 [N, cols] of a stored matrix.
 
     Args:
-        stored: in the form of `Weight.data`: uint8 [N, bytes per row], or [N, cols] f32, f16 or the bits of bf16 as uint16; the raw bytes of
-            those plain types do as well.
+        stored: in the form of `Weight.data`: uint8 [N, bytes per row], or [N, cols] f32, f16 or the bits of bf16 as uint16; their
+            raw bytes do as well.
 
     Raises:
         ValueError: the stored rows are not rows of `cols` values of that type.

@@ -2,8 +2,8 @@
 
 Source: ggml's block formats (github.com/ggml-org/ggml, ggml-common.h, as of late 2026), restated as bit planes.
 
-A block approximates its values by `scale * level`, or `scale * level + minimum`, where a level is what a small code stands for. Blocks of 256
-(super-blocks) hold sub-blocks of 16 or 32 values, whose own scales and minima are small integers, multiples of the block's.
+A block approximates its values by `scale * level`, or `scale * level + minimum`, where a level is what a small code stands for. Blocks of
+256 (super-blocks) hold sub-blocks of 16 or 32 values, whose own scales and minima are small integers, multiples of the block's.
 """
 
 from __future__ import annotations
