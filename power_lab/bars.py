@@ -90,7 +90,9 @@ def make_bar(unit: str = "") -> Bar:
 class LoadBar:
     """Called as (stage, done, total); a stage `kernels: rope` is a step of the stage `kernels`. Shows nothing when nothing loads."""
 
-    def __init__(self) -> None:
+    def __init__(self, done: str = "Loaded") -> None:
+        """`done` is the word of the outcome."""
+        self._done = done
         self._bar: Bar | None = None
         self._since = time.monotonic()
         self._stage = ""
@@ -109,7 +111,7 @@ class LoadBar:
         if self._bar is not None:
             seconds = time.monotonic() - self._since
             self._bar.close(
-                f"Loaded in {seconds:.1f} s" if kind is None else f"Stopped after {seconds:.1f} s: {self._stage}"
+                f"{self._done} in {seconds:.1f} s" if kind is None else f"Stopped after {seconds:.1f} s: {self._stage}"
             )
 
 

@@ -8,6 +8,7 @@ refused input; 130 stopped by Ctrl-C.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -18,11 +19,11 @@ import msgspec
 
 from power_lab import __version__
 from power_lab.engine.config import EngineConfig, Paths
-from power_lab.errors import PowerLabError
+from power_lab.errors import ConfigError, EngineInUse, LicenseNotAccepted, PowerLabError
 
 if TYPE_CHECKING:
     from power_lab.jupyterlab import LabServer
-    from power_lab.models import ModelEntry
+    from power_lab.models import ModelEntry, Verified
     from power_lab.notebook import CellFailure, NotebookRun
 
 
@@ -97,24 +98,93 @@ def _described(notebook: str, failure: CellFailure) -> str:
 
 
 def models(options: argparse.Namespace) -> int:
-    """List, fetch or verify models."""
-    from power_lab import models as store
+    """List the models of this machine."""
+    from power_lab.model_table import Models
+    from power_lab.models import list_models
 
-    paths = Paths.default()
-    if options.action == "list":
-        listed = store.list_models(paths)
-        _show(options, listed, lambda: "\n".join(map(_model_line, listed)))
-        return 0
-    with _progress(options) as progress:
-        act = store.fetch if options.action == "fetch" else store.verify
-        entry = act(options.name, paths, progress)
-    _show(options, entry, lambda: f"{entry.name}: {entry.path}\nSHA-256 {entry.sha256}")
+    listed = list_models(Paths.default(), tuple(folder.absolute() for folder in options.path))
+    _show(options, listed, lambda: repr(Models(listed)))
     return 0
 
 
-def _model_line(entry: ModelEntry) -> str:
-    where = str(entry.path) if entry.present else f"not here yet: power-lab models add {entry.name}"
-    return f"{entry.name:12}  {entry.size / 1e6:8.1f} MB  {entry.license or 'licence in the file':20}  {where}"
+def models_add(options: argparse.Namespace) -> int:
+    """Bring a model into our store; on a terminal its terms of use are asked for."""
+    from power_lab.models import CATALOGUE, add
+
+    def bring(accepted: bool) -> ModelEntry:
+        with _progress(options, "Added") as progress:
+            return add(options.model, Paths.default(), progress, link=options.link, accept_license=accepted)
+
+    try:
+        entry = bring(options.accept_license)
+    except LicenseNotAccepted as error:
+        if options.json or not sys.stdin.isatty():
+            raise
+        print(error.message)
+        if not _agreed("Do you accept these terms?"):
+            raise
+        entry = bring(True)
+    terms = CATALOGUE[entry.name].terms if entry.name in CATALOGUE else None
+    kept = "" if terms is None else f"\n{terms.name}: {entry.path.with_name(terms.file)} and {terms.url}"
+    _show(options, entry, lambda: f"{entry.name}: {entry.path}\nSHA-256 {entry.sha256}{kept}")
+    return 0
+
+
+def models_remove(options: argparse.Namespace) -> int:
+    """Delete a model from our store."""
+    from power_lab.models import removable, remove
+
+    paths = Paths.default()
+    entry = removable(options.model, paths)
+    _refuse_in_use(entry, paths)
+    if not options.yes:
+        if options.json or not sys.stdin.isatty():
+            raise ConfigError("models remove", f"would delete {entry.path}", "To do it without being asked: --yes")
+        if not _agreed(f"Delete {entry.path} ({entry.size / 1e6:,.0f} MB)?"):
+            return 1
+    remove(options.model, paths)
+    _show(options, {"removed": entry}, lambda: f"Removed {entry.name}: {entry.path}")
+    return 0
+
+
+def models_verify(options: argparse.Namespace) -> int:
+    """Read every byte of models and compare with what is known."""
+    from power_lab.models import verify
+
+    with _progress(options, "Verified") as progress:
+        done = verify(options.models, Paths.default(), progress)
+    _show(options, done, lambda: "\n".join(map(_verdict, done)) or "There are no models in the store yet.")
+    return 1 if any(one.status == "damaged" for one in done) else 0
+
+
+def _verdict(one: Verified) -> str:
+    known = {
+        "ok": f"as the {one.against} says",
+        "new": "nothing was known of it; remembered now",
+        "damaged": one.detail,
+    }
+    return f"{one.status:7}  {one.name}: {known[one.status]}"
+
+
+def _refuse_in_use(entry: ModelEntry, paths: Paths) -> None:
+    """Raises EngineInUse when an engine of the running host has the model loaded. Starts none."""
+    from power_lab.lab import Lab
+
+    status = Lab(paths=paths).status()
+    for engine in status.engines if status is not None else ():
+        model = engine.config.model
+        if model == entry.name or Path(model).is_relative_to(entry.path):
+            raise EngineInUse(
+                f"Model {entry.name!r} is loaded in engine {engine.engine}.",
+                "Unload it first: lab.unload() or lab.shutdown().",
+            )
+
+
+def _agreed(question: str) -> bool:
+    try:
+        return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+    except EOFError:
+        return False
 
 
 _VERDICTS = {
@@ -169,7 +239,9 @@ class _StageLines:
             print(f"{name} ...", file=sys.stderr, flush=True)
 
 
-def _progress(options: argparse.Namespace) -> AbstractContextManager[Callable[[str, int, int], None]]:
+def _progress(
+    options: argparse.Namespace, done: str = "Loaded"
+) -> AbstractContextManager[Callable[[str, int, int], None]]:
     """Called as (stage, done, total): nothing with --json, bars on a terminal, lines anywhere else."""
     if options.json:
         return nullcontext(lambda stage, done, total: None)
@@ -177,7 +249,7 @@ def _progress(options: argparse.Namespace) -> AbstractContextManager[Callable[[s
         return nullcontext(_StageLines())
     from power_lab.bars import LoadBar
 
-    return LoadBar()
+    return LoadBar(done)
 
 
 def _show(options: argparse.Namespace, value: Any, text: Callable[[], str]) -> None:
@@ -188,8 +260,13 @@ def _show(options: argparse.Namespace, value: Any, text: Callable[[], str]) -> N
 
 
 def _print_json(value: Any) -> None:
-    sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2) + b"\n")
+    sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(value, enc_hook=_plain), indent=2) + b"\n")
     sys.stdout.flush()
+
+
+def _plain(value: Any) -> str:
+    """Paths as text; a name that is not UTF-8 cannot be said exactly in JSON."""
+    return os.fsencode(value).decode(errors="replace") if isinstance(value, Path) else str(value)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -216,17 +293,30 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--allow-errors", action="store_true", help="go on after a cell that raised")
     sub.add_argument("--kernel", default="power_lab", help="another Jupyter kernel (default: %(default)s)")
 
-    sub = command("models", models, "List the models, fetch one, or check one's bytes.")
-    sub.set_defaults(action="list")
-    actions = sub.add_subparsers(metavar="ACTION")
-    for action, about in (("fetch", "Fetch a model into the cache."), ("verify", "Check a model's SHA-256.")):
-        added = actions.add_parser(action, parents=[shared], help=about, description=about)
-        added.add_argument("name")
-        added.set_defaults(action=action)
+    sub = command("models", models, "List the models of this machine; add, remove or verify some.")
+    sub.add_argument("--path", type=Path, action="append", default=[], help="look in this folder too (may be repeated)")
+    _models_actions(sub.add_subparsers(metavar="ACTION"), shared)
 
     command("doctor", doctor, "Say what this machine has, what is missing and what to type.")
     command("warm", warm, "Fetch the default model and compile the kernels.")
     return parser
+
+
+def _models_actions(actions: Any, shared: argparse.ArgumentParser) -> None:
+    def action(name: str, function: Callable[[argparse.Namespace], int], about: str) -> argparse.ArgumentParser:
+        added = actions.add_parser(name, parents=[shared], help=about, description=about)
+        added.set_defaults(command=function)
+        return added
+
+    sub = action("add", models_add, "Fetch a model of the catalogue, or bring a file or folder into the store.")
+    sub.add_argument("model", help="a name of the list, a .gguf file or a folder")
+    sub.add_argument("--link", action="store_true", help="keep a symbolic link instead of a copy")
+    sub.add_argument("--accept-license", action="store_true", help="accept the model's terms of use")
+    sub = action("remove", models_remove, "Delete a model from the store, never from another program's folder.")
+    sub.add_argument("model")
+    sub.add_argument("--yes", action="store_true", help="do not ask")
+    sub = action("verify", models_verify, "Read every byte of models and compare with what is known of them.")
+    sub.add_argument("models", nargs="*", metavar="model", help="names or paths (default: all in the store)")
 
 
 def _port(text: str) -> int:

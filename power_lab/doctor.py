@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable
 from importlib import metadata, util
 from pathlib import Path
@@ -115,24 +116,15 @@ def cores(paths: Paths) -> tuple[Status, str, str]:
 def memory(paths: Paths) -> tuple[Status, str, str]:
     import psutil
 
-    found = psutil.virtual_memory()
-    limit = _cgroup_limit()
-    free = found.available if limit is None else min(found.available, limit)
+    from power_lab.models.fit import container_limit, free_memory
+
+    found, limit, free = psutil.virtual_memory(), container_limit(), free_memory()
     value = f"{free / GIB:.1f} GiB free of {found.total / GIB:.1f} GiB"
     if limit is not None and limit < found.total:
         value += f", container limit {limit / GIB:.1f} GiB"
     if free >= _MEMORY_NEEDED:
         return "ok", value, ""
     return "warn", value, "The default model wants about 2 GiB. Close other programs or notebooks."
-
-
-def _cgroup_limit() -> int | None:
-    """Memory limit of this container in bytes, if it has one."""
-    try:
-        text = Path("/sys/fs/cgroup/memory.max").read_text(encoding="utf-8").strip()
-    except OSError:
-        return None
-    return int(text) if text.isdigit() else None
 
 
 def disk(paths: Paths) -> tuple[Status, str, str]:
@@ -216,14 +208,25 @@ def pip(paths: Paths) -> tuple[Status, str, str]:
 
 def model(paths: Paths) -> tuple[Status, str, str]:
     """The default model and its SHA-256, which is computed once and remembered while the file stays as it is."""
-    from power_lab.models import list_models, resolve
+    from power_lab.models import CATALOGUE, resolve
 
     name = EngineConfig().model
-    entry = next(entry for entry in list_models(paths) if entry.name == name)
-    if not entry.present:
+    if not (paths.models / CATALOGUE[name].file).is_file():
         return "warn", f"{name} is not on this machine", f"Run: power-lab models add {name}"
     found = resolve(name, paths)  # raises when the bytes are not the catalogue's
     return "ok", f"{name}, {found.path}, SHA-256 as expected", ""
+
+
+def model_folders(paths: Paths) -> tuple[Status, str, str]:
+    """Where models are looked for, beside our own store, and how many lie there. Opens none."""
+    from power_lab.models.places import OWN, find
+
+    found, notes = find(paths)
+    counts = Counter(model.source for model in found)
+    value = ", ".join(f"{count} in {'our store' if source == OWN else source}" for source, count in counts.items())
+    if notes:
+        return "warn", "; ".join([value, *notes] if value else notes), "See POWER_LAB_MODEL_PATH in the README."
+    return "ok", value or "no models yet", ""
 
 
 def gpu(paths: Paths) -> tuple[Status, str, str]:
@@ -296,6 +299,7 @@ CHECKS: dict[str, Callable[[Paths], tuple[Status, str, str]]] = {
     "pip": pip,
     "GPU": gpu,
     "default model": model,
+    "model folders": model_folders,
     "Jupyter kernel": kernelspec,
     "engine host": host,
 }

@@ -7,12 +7,13 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from power_lab.conversation import Conversation
-from power_lab.engine.config import EngineConfig, HostSettings, Paths, strict
+from power_lab.engine.config import EngineConfig, HostSettings, Paths, strict, user_path
 from power_lab.engine.request import SamplingParams
 from power_lab.errors import ConfigError, EngineClosed, EngineInUse, RequestCancelled, StepFailed
 from power_lab.many import derived_seed, in_order
@@ -23,8 +24,9 @@ if TYPE_CHECKING:
     from power_lab.engine.host.remote import RemoteEngine, RemoteRun
     from power_lab.engine.request import Prompt
     from power_lab.engine.trace import BlockState, EngineFacts, RunRecord
+    from power_lab.model_table import Models
     from power_lab.run import Run
-    from power_lab.tables import Decisions, Memory, Models, Status
+    from power_lab.tables import Decisions, Memory, Status
     from power_lab.widgets.inspect import Inspect
 
 IN_FLIGHT = 64  # requests of one generate_many call at a time
@@ -63,18 +65,22 @@ class Lab:
 
     # --- models -----------------------------------------------------------------------------------------------------------------
 
-    def load(self, model: str = "smollm2", **settings: Any) -> Lab:
+    def load(self, model: str = "smollm2", *, accept_license: bool = False, **settings: Any) -> Lab:
         """Load a model, or share the engine that another notebook has with the same settings. Replaces this lab's engine.
 
         Args:
-            model: a name from `models()` or the path of a .gguf file.
+            model: a name from `models()`, the path of a .gguf file or of a SafeTensors folder.
+            accept_license: that you accept the terms of use of a model that has some and is not on this machine yet.
             settings: fields of EngineConfig.
 
         Raises:
-            ConfigError naming an unknown key or a wrong value; what loading raises; HostUnavailable.
+            ConfigError naming an unknown key or a wrong value; LicenseNotAccepted naming the terms; what loading raises;
+            HostUnavailable.
         """
         config = EngineConfig.of({"model": str(model), **plain(settings)})
         with self._lock:
+            if accept_license:
+                self._fetch(config.model)
             self._load(config)
         return self
 
@@ -108,11 +114,22 @@ class Lab:
         """What the engine is: model, file digest, licence, arithmetic, versions."""
         return self.engine.facts
 
+    def _fetch(self, model: str) -> None:
+        """Bring a catalogue model here, its terms accepted; the host, which nobody can ask, takes only what is here."""
+        from power_lab import models
+        from power_lab.bars import LoadBar
+
+        if model in models.CATALOGUE:
+            with LoadBar("Fetched") as bar:
+                models.ensure(model, self._paths, bar, accept_license=True)
+
     def _load(self, config: EngineConfig, replaces: str = "") -> None:
         from power_lab.bars import LoadBar
         from power_lab.engine.host.remote import RemoteEngine
+        from power_lab.models import locate
 
         client = self._connected()
+        found = msgspec.structs.replace(config, model=locate(config.model, self._paths))
 
         def use(loaded: Loaded) -> None:
             before, self._engine = self._engine, RemoteEngine(client, loaded)
@@ -121,7 +138,7 @@ class Lab:
                 before.close()
 
         with LoadBar() as bar:
-            client.load(config, replaces=replaces, progress=bar, use=use)
+            client.load(found, replaces=replaces, progress=bar, use=use)
 
     def _connected(self) -> HostClient:
         from power_lab.engine.host.client import HostClient
@@ -245,12 +262,12 @@ class Lab:
 
         return Inspect(self)
 
-    def models(self) -> Models:
-        """The models that can be loaded by name, and which of them are on this machine."""
+    def models(self, *folders: str | PathLike[str]) -> Models:
+        """The models of this machine: the catalogue's, our own, those in other programs' caches and in the given folders."""
         from power_lab import models
-        from power_lab.tables import Models
+        from power_lab.model_table import Models
 
-        return Models(models.list_models(self._paths))
+        return Models(models.list_models(self._paths, tuple(user_path(str(folder), "folder") for folder in folders)))
 
     def explain(self) -> Decisions:
         """Every setting and mechanism in force, who owns it and why it is as it is."""

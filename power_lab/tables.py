@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from power_lab.engine.host.protocol import EngineInfo, HostStatus
 from power_lab.engine.report import Decision, MemoryPlan
-
-if TYPE_CHECKING:
-    from power_lab.models import ModelEntry
 
 _MIB = 1 << 20
 
@@ -43,25 +40,6 @@ class Decisions(tuple[Decision, ...]):
 
     def _rows(self) -> list[tuple[str, ...]]:
         return [(item.key, item.value, item.owner, item.reason) for item in self]
-
-    def __repr__(self) -> str:
-        return text_table(self._rows(), self._head)
-
-    def _repr_html_(self) -> str:
-        return html_table(self._rows(), self._head)
-
-
-class Models(tuple["ModelEntry", ...]):
-    """The models that can be loaded by name (a tuple of ModelEntry)."""
-
-    __slots__ = ()
-    _head = ("name", "size", "licence", "here", "source")
-
-    def _rows(self) -> list[tuple[str, ...]]:
-        return [
-            (one.name, f"{one.size / _MIB:,.0f} MiB", one.license or "?", "yes" if one.present else "no", one.source)
-            for one in self
-        ]
 
     def __repr__(self) -> str:
         return text_table(self._rows(), self._head)

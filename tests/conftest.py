@@ -16,3 +16,9 @@ DEFAULT_PATHS = Paths.default()  # before any test points POWER_LAB_HOME elsewhe
 def smollm2_path() -> Path:
     """The default model's file, from the user's cache; fetched (93 MB, once) if it is not there."""
     return models.ensure("smollm2", DEFAULT_PATHS, progress=False).path
+
+
+@pytest.fixture(scope="session")
+def gemma_path() -> Path:
+    """Gemma 3 270M, the second catalogue model; fetched (242 MB, once) if it is not there. Running the tests accepts its terms."""
+    return models.ensure("gemma3-270m", DEFAULT_PATHS, progress=False, accept_license=True).path

@@ -91,7 +91,7 @@ def test_processors(paths, monkeypatch, flags, status):
 
 
 def test_a_container_limit_counts(paths, monkeypatch):
-    monkeypatch.setattr(doctor, "_cgroup_limit", lambda: 1 << 30)
+    monkeypatch.setattr("power_lab.models.fit.container_limit", lambda: 1 << 30)
     status, value, _ = doctor.memory(paths)
     assert status == "warn"
     assert "container limit 1.0 GiB" in value
@@ -148,18 +148,18 @@ class TestModel:
     def test_absent(self, paths):
         status, _, remedy = doctor.model(paths)
         assert status == "warn"
-        assert "power-lab models fetch smollm2" in remedy
+        assert "power-lab models add smollm2" in remedy
 
     def test_wrong_bytes(self, paths):
-        from power_lab.models import list_models
+        from power_lab.models import CATALOGUE
 
-        file = next(entry.path for entry in list_models(paths) if entry.name == "smollm2")
+        file = paths.models / CATALOGUE["smollm2"].file
         file.parent.mkdir(parents=True)
         file.write_bytes(b"GGUF")
         found = doctor._guarded("default model", doctor.model, paths)
         assert found.status == "fail"
         assert str(file) in found.value
-        assert "power-lab models fetch smollm2" in found.remedy
+        assert "power-lab models add smollm2" in found.remedy
 
 
 class TestGpu:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import site
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -112,6 +112,40 @@ def usable_cores() -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelFolders:
+    """Where other programs keep models, and where the user says that some lie. Nothing is ever written there.
+
+    Attributes:
+        hub: the Hugging Face hub's cache, or None; llama_cpp: llama.cpp's cache, or None.
+        extra: the folders of `POWER_LAB_MODEL_PATH`, separated as in PATH.
+    """
+
+    hub: Path | None = None
+    llama_cpp: Path | None = None
+    extra: tuple[Path, ...] = ()
+
+    @classmethod
+    def default(cls) -> ModelFolders:
+        """As those programs' own documentation tells: HF_HUB_CACHE, HF_HOME, LLAMA_CACHE, XDG_CACHE_HOME."""
+        try:
+            user = Path.home()
+        except RuntimeError:  # a container's user without a home
+            user = Path("/nonexistent")
+        cache = _folder("XDG_CACHE_HOME") or user / ".cache"
+        hugging_face = _folder("HF_HOME") or cache / "huggingface"
+        hub = _folder("HF_HUB_CACHE") or _folder("HUGGINGFACE_HUB_CACHE") or hugging_face / "hub"
+        own = user / "Library" / "Caches" if sys.platform == "darwin" else cache
+        llama_cpp = _folder("LLAMA_CACHE") or own / "llama.cpp"
+        listed = os.environ.get("POWER_LAB_MODEL_PATH", "").split(os.pathsep)
+        return cls(hub, llama_cpp, tuple(user_path(part, "POWER_LAB_MODEL_PATH").absolute() for part in listed if part))
+
+
+def _folder(variable: str) -> Path | None:
+    value = os.environ.get(variable)
+    return user_path(value, variable).absolute() if value else None
+
+
+@dataclass(frozen=True, slots=True)
 class Paths:
     """Where this user's files live.
 
@@ -119,11 +153,13 @@ class Paths:
         cache: models and compiled kernels; may be deleted at any time.
         runtime: sockets and locks, private to the user (0700).
         state: logs.
+        others: model folders that are not ours.
     """
 
     cache: Path
     runtime: Path
     state: Path
+    others: ModelFolders = field(default_factory=ModelFolders)
 
     @property
     def models(self) -> Path:
@@ -139,14 +175,14 @@ class Paths:
         home = os.environ.get("POWER_LAB_HOME")
         if home:
             root = user_path(home, "POWER_LAB_HOME").absolute()
-            return cls(root / "cache", root / "run", root / "state")
+            return cls(root / "cache", root / "run", root / "state", ModelFolders.default())
         dirs = platformdirs.PlatformDirs("power-lab", appauthor=False)
         session = os.environ.get("XDG_RUNTIME_DIR", "")  # absent in containers and over ssh without a login session
         if session and Path(session).is_dir():
             runtime = Path(session, "power-lab")
         else:
             runtime = Path("/tmp", f"power-lab-{os.getuid()}")  # and not TMPDIR: all of a user's processes meet here
-        return cls(dirs.user_cache_path, runtime, dirs.user_state_path)
+        return cls(dirs.user_cache_path, runtime, dirs.user_state_path, ModelFolders.default())
 
 
 class HostSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

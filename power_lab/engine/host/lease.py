@@ -21,6 +21,7 @@ from power_lab.engine.config import EngineConfig, Paths, usable_cores
 from power_lab.engine.host.api import EngineLike, Factory
 from power_lab.engine.host.threads import on_thread
 from power_lab.errors import EngineClosed, EngineInUse
+from power_lab.models.files import settled
 
 if TYPE_CHECKING:
     from power_lab.engine.host.connection import Connection
@@ -31,7 +32,7 @@ Watch = Callable[[str, int, int], None]
 def resolved(config: EngineConfig) -> EngineConfig:
     """The configuration with what this machine decides filled in, so that equal engines have equal keys."""
     file = Path(config.model)
-    model = str(file.resolve()) if file.is_absolute() else config.model
+    model = str(settled(file)) if file.is_absolute() else config.model
     return msgspec.structs.replace(config, threads=config.threads or usable_cores(), model=model)
 
 

@@ -1,0 +1,200 @@
+"""Which files make a model: one .gguf file, the parts of a sharded one, or a folder in Hugging Face's layout.
+
+Names and sizes alone are looked at here, and a shard index, which is read within a bound. What the files hold is for `facts`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from power_lab.errors import ModelFileError
+
+_PART = re.compile(r"(?P<base>.+)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf", re.DOTALL)
+_SINGLE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+_MAX_INDEX_BYTES = 1 << 26  # the largest name some 100,000 tensors
+_MAX_PARTS = 4096
+_CONFIG = "config.json"
+_TEXT_SIDE = (
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "generation_config.json",
+    "merges.txt",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+    "vocab.txt",
+)
+"""Files of a folder that take part in an answer, beside its weights and config.json."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """The files of one model.
+
+    Attributes:
+        path: what is opened: the .gguf file, of a sharded one its first part, or the folder.
+        format: `gguf`, `safetensors`, or `pickle` for PyTorch's old files, which are never opened.
+        files: every file that makes the model; problem: what is missing or wrong, "" when nothing is.
+    """
+
+    path: Path
+    format: str
+    files: tuple[Path, ...]
+    problem: str = ""
+
+    @property
+    def folder(self) -> Path:
+        return self.path if self.format != "gguf" else self.path.parent
+
+    @property
+    def stem(self) -> str:
+        """The short name that its place gives it."""
+        if self.format != "gguf":
+            return self.path.name
+        part = _PART.fullmatch(self.path.name)
+        return part["base"] if part else self.path.name.removesuffix(".gguf")
+
+    def size(self) -> int:
+        """Bytes on disk. Raises OSError when a file has gone meanwhile."""
+        return sum(file.stat().st_size for file in self.files)
+
+    def marks(self) -> list[list[int]]:
+        """Size, time and inode of every file: while they stay, so do the bytes. Raises OSError."""
+        return [[s.st_size, s.st_mtime_ns, s.st_ino] for s in (file.stat() for file in self.files)]
+
+
+def gguf_models(folder: Path, names: Iterable[str]) -> list[ModelFiles]:
+    """The models among the .gguf files of a folder; the parts of one are one model."""
+    found: list[ModelFiles] = []
+    sharded: dict[tuple[str, int], list[str]] = {}
+    for name in sorted(names):
+        part = _PART.fullmatch(name)
+        if part is None:
+            found.append(_checked(ModelFiles(folder / name, "gguf", (folder / name,))))
+        else:
+            sharded.setdefault((part["base"], int(part["count"])), []).append(name)
+    found += [_sharded(folder, count, parts) for (_, count), parts in sharded.items()]
+    return sorted(found, key=lambda model: model.path.name)
+
+
+def _sharded(folder: Path, count: int, names: list[str]) -> ModelFiles:
+    files = tuple(folder / name for name in names)
+    if not 1 <= count <= _MAX_PARTS:
+        return ModelFiles(files[0], "gguf", files, f"damaged: its name says that it has {count} parts")
+    there = {int(part["number"]) for name in names if (part := _PART.fullmatch(name))}
+    missing = [number for number in range(1, count + 1) if number not in there]
+    problem = f"incomplete: missing part {_listed(missing)} of {count}" if missing else ""
+    return _checked(ModelFiles(files[0], "gguf", files, problem))
+
+
+def folder_model(folder: Path, names: Iterable[str]) -> ModelFiles | None:
+    """The model that a folder in Hugging Face's layout is, or None where it has no config.json or nothing like weights."""
+    here = frozenset(names)
+    if _CONFIG not in here:
+        return None
+    beside = [folder / name for name in (_CONFIG, *_TEXT_SIDE) if name in here]
+    weights = [_SINGLE] if _SINGLE in here else sorted(name for name in here if name.endswith(".safetensors"))
+    try:
+        if _INDEX in here:
+            beside.append(folder / _INDEX)
+            weights = _indexed(folder / _INDEX)
+    except ModelFileError as error:
+        return ModelFiles(folder, "safetensors", tuple(sorted(beside)), f"damaged: {error.message}")
+    if not weights:
+        pickled = [folder / name for name in here if name.startswith("pytorch_model")]
+        files = tuple(sorted(beside + pickled))
+        return ModelFiles(folder, "pickle", files, "unsupported: PyTorch pickle files") if pickled else None
+    missing = [name for name in weights if name not in here]
+    files = tuple(sorted(beside + [folder / name for name in weights if name in here]))
+    problem = f"incomplete: missing {_listed(missing)}" if missing else ""
+    return _checked(ModelFiles(folder, "safetensors", files, problem))
+
+
+class _ShardIndex(msgspec.Struct):
+    weight_map: dict[str, str]
+
+
+def _indexed(path: Path) -> list[str]:
+    """The weight files that an index names. Raises ModelFileError when it is malformed or leaves the folder."""
+    try:
+        with path.open("rb") as file:
+            raw = file.read(_MAX_INDEX_BYTES + 1)
+        if len(raw) > _MAX_INDEX_BYTES:
+            raise ModelFileError(f"{path.name} is longer than {_MAX_INDEX_BYTES} bytes.")
+        names = sorted(set(msgspec.json.decode(raw, type=_ShardIndex).weight_map.values()))
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ModelFileError(f"{path.name} cannot be read: {error}.") from error
+    for name in names:
+        if "/" in name or "\\" in name or "\0" in name or name in ("", ".", ".."):
+            raise ModelFileError(f"{path.name} names {name!r}, which leaves the folder.")
+    if len(names) > _MAX_PARTS:
+        raise ModelFileError(f"{path.name} names {len(names)} files.")
+    return names
+
+
+def _checked(model: ModelFiles) -> ModelFiles:
+    """The model, with links that lead nowhere as its problem."""
+    if model.problem:
+        return model
+    gone = [file.name for file in model.files if not file.is_file()]
+    if not gone:
+        return model
+    return ModelFiles(model.path, model.format, model.files, f"incomplete: missing {_listed(gone)}")
+
+
+def _listed(items: list[int] | list[str]) -> str:
+    shown = ", ".join(map(str, items[:3]))
+    return shown + (f" and {len(items) - 3} more" if len(items) > 3 else "")
+
+
+def model_at(path: Path) -> ModelFiles:
+    """The model that a user's path means: a .gguf file, any part of a sharded one, or a folder.
+
+    Raises ModelFileError for a folder that is no model, or that holds several.
+    """
+    if not path.is_dir():
+        return _whole(path)
+    names = [entry.name for entry in path.iterdir()]
+    if model := folder_model(path, names):
+        return model
+    found = gguf_models(path, [name for name in names if is_gguf(name)])
+    if len(found) == 1:
+        return found[0]
+    listed = f"; it holds {_listed([model.path.name for model in found])}" if found else ""
+    raise ModelFileError(
+        f"{path} is not a model: it has neither config.json nor one .gguf file{listed}.",
+        "Name one of its .gguf files." if found else "Name a .gguf file or a folder in Hugging Face's layout.",
+    )
+
+
+def _whole(path: Path) -> ModelFiles:
+    part = _PART.fullmatch(path.name)
+    if part is None:
+        return _checked(ModelFiles(path, "gguf", (path,)))
+    base, count = part["base"], int(part["count"])
+    alike = [
+        name.name
+        for name in path.parent.iterdir()
+        if (other := _PART.fullmatch(name.name)) and (other["base"], int(other["count"])) == (base, count)
+    ]
+    return _sharded(path.parent, count, sorted(alike))
+
+
+def settled(path: Path) -> Path:
+    """The path with links followed, as far as the name keeps its kind: the Hugging Face cache keeps bytes under their digest alone."""
+    real = Path(os.path.realpath(path))
+    return real if real.suffix == path.suffix else Path(os.path.realpath(path.parent), path.name)
+
+
+def is_gguf(name: str) -> bool:
+    return name.endswith(".gguf")

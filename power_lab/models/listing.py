@@ -1,0 +1,113 @@
+"""The list of models on this machine, each under the name that `lab.load` takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from power_lab.engine.config import Paths
+from power_lab.hashes import Hashes
+from power_lab.models.catalogue import CATALOGUE, Packaged
+from power_lab.models.entry import Listing, ModelEntry
+from power_lab.models.facts import Facts, FactsCache
+from power_lab.models.fit import fit_of, free_memory
+from power_lab.models.places import Found, find
+
+
+def list_models(paths: Paths, extra: tuple[Path, ...] = (), catalogue: dict[str, Packaged] = CATALOGUE) -> Listing:
+    """The catalogue, present or not, then every other model in our store, in other programs' caches and in `extra` folders.
+
+    Reads headers only, and each once. A model that cannot be loaded is listed with the reason; one that goes away meanwhile is not.
+    """
+    found, notes = find(paths, extra)
+    cache, hashes, free = FactsCache(paths.models), Hashes(paths.models), free_memory()
+    listed = [_catalogued(model, paths, found, cache, free) for model in catalogue.values()]
+    for name, model in named(found, paths, catalogue):
+        try:
+            listed.append(_entry(name, model, _facts(model, cache), hashes, free))
+        except OSError:
+            continue  # removed while we looked
+    cache.save()
+    return Listing(tuple(listed), tuple(notes))
+
+
+def named(found: Iterable[Found], paths: Paths, catalogue: dict[str, Packaged]) -> list[tuple[str, Found]]:
+    """Every model that is not the catalogue's, under the first of its names that no earlier one has."""
+    known = {paths.models / model.file for model in catalogue.values()}
+    used = set(catalogue)
+    result: list[tuple[str, Found]] = []
+    for model in found:
+        if model.files.path not in known:
+            name = next((name for name in model.names if name not in used), model.names[-1])
+            used.add(name)
+            result.append((name, model))
+    return result
+
+
+def _catalogued(model: Packaged, paths: Paths, found: list[Found], cache: FactsCache, free: int) -> ModelEntry:
+    entry = catalogue_entry(model, paths)
+    here = next((one for one in found if one.files.path == entry.path), None)
+    facts = Facts()
+    if here is not None:
+        try:
+            facts = _facts(here, cache)
+            size = here.files.size()
+        except OSError:
+            return catalogue_entry(model, paths)
+        if size != model.size:
+            facts = Facts(problem=f"damaged: it has {size} bytes, not {model.size}")
+    return _with_facts(entry, facts, free)
+
+
+def catalogue_entry(model: Packaged, paths: Paths) -> ModelEntry:
+    """A catalogue model, looked at from outside only."""
+    path = paths.models / model.file
+    here = path.is_file()
+    return ModelEntry(
+        name=model.name,
+        path=path,
+        present=here,
+        source=model.source,
+        size=model.size,
+        sha256=model.sha256,
+        license=model.license,
+        status="" if here else "not here",
+        format="gguf",
+    )
+
+
+def _facts(model: Found, cache: FactsCache) -> Facts:
+    problem = model.files.problem
+    return Facts(problem=problem) if problem else cache.of(model.files)
+
+
+def _entry(name: str, model: Found, facts: Facts, hashes: Hashes, free: int) -> ModelEntry:
+    files = model.files
+    entry = ModelEntry(
+        name=name,
+        path=files.path,
+        present=True,
+        source=model.source,
+        size=files.size(),
+        sha256=hashes.recall(files.path.resolve()) if files.format == "gguf" and len(files.files) == 1 else "",
+        license=facts.license,
+        format=files.format,
+    )
+    return _with_facts(entry, facts, free)
+
+
+def _with_facts(entry: ModelEntry, facts: Facts, free: int) -> ModelEntry:
+    if not entry.present:
+        return entry
+    return msgspec.structs.replace(
+        entry,
+        status=facts.problem or "ready",
+        architecture=facts.architecture,
+        parameters=facts.parameters,
+        quantisation=facts.quantisation,
+        bytes_by_type=facts.bytes_by_type,
+        context=facts.context,
+        fit=fit_of(facts, free),
+    )
