@@ -15,6 +15,9 @@ class Vocabulary(Protocol):
     @property
     def special_ids(self) -> frozenset[int]: ...
 
+    @property
+    def space_prefix(self) -> bool: ...
+
     def token_bytes(self, token: int) -> bytes: ...
 
 
@@ -30,15 +33,25 @@ class StreamDecoder:
         consumed: how many of the latest push's tokens were taken: all, or up to the one that completed the stop string.
     """
 
-    __slots__ = ("_bytes", "_held", "_skip", "_stops", "_vocabulary", "consumed", "stopped")
+    __slots__ = ("_bytes", "_drop", "_held", "_skip", "_stops", "_vocabulary", "consumed", "stopped")
 
-    def __init__(self, vocabulary: Vocabulary, stop: tuple[str, ...] = (), *, skip_special: bool = True) -> None:
-        """`skip_special`: whether control tokens leave no text. Raises ConfigError for an empty stop string."""
+    def __init__(
+        self, vocabulary: Vocabulary, stop: tuple[str, ...] = (), *, skip_special: bool = True, start: bool = False
+    ) -> None:
+        """An output's tokens go on where a prompt ends, so by default nothing is taken away.
+
+        Args:
+            skip_special: whether control tokens leave no text.
+            start: whether the tokens are a prompt's beginning, so that the space which encoding put there is taken away.
+
+        Raises ConfigError for an empty stop string.
+        """
         if not all(stop):
             raise ConfigError("stop", "a stop string is empty")
         self._vocabulary = vocabulary
         self._stops = stop
         self._skip = vocabulary.special_ids if skip_special else frozenset()
+        self._drop = start and vocabulary.space_prefix  # the next byte, if it is a space
         self._bytes = b""  # an incomplete character
         self._held = ""  # may become a stop string
         self.stopped: str | None = None
@@ -54,7 +67,7 @@ class StreamDecoder:
             self.consumed += 1
             if token in self._skip:
                 continue
-            stored = self._bytes + self._vocabulary.token_bytes(token)
+            stored = self._bytes + self._fresh(token)
             text, used = codecs.utf_8_decode(stored, "replace", False)
             self._bytes = stored[used:]
             if text:
@@ -73,6 +86,12 @@ class StreamDecoder:
         for name in StreamDecoder.__slots__:
             setattr(twin, name, getattr(self, name))
         return twin
+
+    def _fresh(self, token: int) -> bytes:
+        data = self._vocabulary.token_bytes(token)
+        if self._drop and data and token not in self._vocabulary.special_ids:
+            data, self._drop = data.removeprefix(b" "), False
+        return data
 
     def _release(self, fresh: str) -> str:
         """What of held and fresh text can go out; meets the stop string or holds back a possible beginning of one."""
