@@ -1,0 +1,88 @@
+"""Tokenizers out of a GGUF file's metadata (source: the GGUF format document's `tokenizer.ggml` keys)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from power_lab.engine.tokenizer.bytelevel import ByteLevel
+from power_lab.engine.tokenizer.codec import Codec
+from power_lab.engine.tokenizer.pretokenizers import PRE_TOKENIZERS
+from power_lab.engine.tokenizer.sentencepiece import SentencePiece
+from power_lab.engine.tokenizer.tokenizer import Tokenizer
+from power_lab.engine.tokenizer.vocabulary import UNKNOWN, Vocabulary
+from power_lab.errors import TokenizerError
+
+_END_KEYS = ("ggml.eos_token_id", "ggml.eot_token_id", "ggml.eom_token_id")  # the text's, a turn's, a message's end
+_MODELS = {"gpt2": "byte-level BPE", "llama": "SentencePiece BPE"}
+
+
+def read(metadata: Mapping[str, Any]) -> Tokenizer:
+    """Behind `Tokenizer.from_gguf`."""
+    keys = _Keys(metadata)
+    model = keys.require("ggml.model", str)
+    if model not in _MODELS:
+        supported = ", ".join(f"{name} ({what})" for name, what in _MODELS.items())
+        raise TokenizerError(f"tokenizer.ggml.model: {model[:40]!r} is not supported.", f"Supported: {supported}.")
+    vocabulary = Vocabulary(keys.require("ggml.tokens", list), keys.require("ggml.token_type", np.ndarray))
+    codec, bos = _byte_level(keys, vocabulary) if model == "gpt2" else _sentencepiece(keys, vocabulary)
+    ends = [keys.token(name, vocabulary) for name in _END_KEYS]
+    return Tokenizer(
+        vocabulary,
+        codec,
+        bos_id=keys.token("ggml.bos_token_id", vocabulary),
+        add_bos=keys.get("ggml.add_bos_token", bool, bos),
+        end_ids=[token for token in ends if token is not None],
+        chat_template=keys.get("chat_template", str, None),
+    )
+
+
+class _Keys:
+    """Typed access to the metadata below `tokenizer.`."""
+
+    def __init__(self, metadata: Mapping[str, Any]) -> None:
+        self._metadata = metadata
+
+    def get(self, name: str, kind: type, default: Any) -> Any:
+        value = self._metadata.get(f"tokenizer.{name}")
+        if value is None:
+            return default
+        if type(value) is not kind:
+            raise TokenizerError(f"tokenizer.{name}: is {type(value).__name__}, not {kind.__name__}.")
+        return value
+
+    def require(self, name: str, kind: type) -> Any:
+        value = self.get(name, kind, None)
+        if value is None:
+            raise TokenizerError(f"tokenizer.{name}: is missing.", "The model file has no tokenizer that can be used.")
+        return value
+
+    def token(self, name: str, vocabulary: Vocabulary) -> int | None:
+        value = self.get(name, int, None)
+        return None if value is None else vocabulary.checked(f"tokenizer.{name}", value)
+
+
+def _byte_level(keys: _Keys, vocabulary: Vocabulary) -> tuple[Codec, bool]:
+    """The codec, and whether prompts begin with the beginning-of-text token if the file does not say."""
+    pre = keys.require("ggml.pre", str)
+    if pre not in PRE_TOKENIZERS:
+        raise TokenizerError(
+            f"tokenizer.ggml.pre: {pre[:40]!r} is not supported.", f"Supported: {', '.join(PRE_TOKENIZERS)}."
+        )
+    rules = PRE_TOKENIZERS[pre]
+    return ByteLevel(vocabulary, keys.require("ggml.merges", list), rules), rules.bos
+
+
+def _sentencepiece(keys: _Keys, vocabulary: Vocabulary) -> tuple[Codec, bool]:
+    unknown = keys.token("ggml.unknown_token_id", vocabulary)
+    if unknown is None and vocabulary.of(UNKNOWN):
+        unknown = vocabulary.of(UNKNOWN)[0]
+    codec = SentencePiece(
+        vocabulary,
+        keys.require("ggml.scores", np.ndarray),
+        unknown=unknown,
+        spacing="always" if keys.get("ggml.add_space_prefix", bool, True) else "never",
+    )
+    return codec, True
