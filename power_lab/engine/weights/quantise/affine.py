@@ -49,8 +49,8 @@ def quantise_affine_super(type: QuantType, blocks: np.ndarray, weights: np.ndarr
 
 
 def _spans(top: int) -> list[float]:
-    """Half a level less than there are, so that both ends round inwards, to one more, which clips the largest values."""
-    return [top - 0.5 + step / 10 for step in range(16)]
+    """Candidates from a little less than the levels there are, so that both ends round inwards, to a fifth more, which clips the ends."""
+    return [top - 0.8 + step / 19 * (top / 5 + 1.3) for step in range(20)]
 
 
 class _Coarse(NamedTuple):
