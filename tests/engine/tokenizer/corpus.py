@@ -47,7 +47,7 @@ LANGUAGES: dict[str, str] = {
 CODE: list[str] = [
     "def f(x: int, *, y=None) -> str:\n    return f'{x!r:>10}' if y else \"\\n\"\n\n\nclass A(B):\n\tpass\n",
     "for (int i = 0; i < n; ++i) {\n\t\tx[i] += y->z * 0x1F; // TODO(a): it's\r\n\t}\r\n",
-    "<html><body class=\"x\">&amp;&#x27;</body></html><!-- a --><br/>",
+    '<html><body class="x">&amp;&#x27;</body></html><!-- a --><br/>',
     "SELECT * FROM t WHERE a='b' AND c IN (1,2,3);--drop",
     '{"a": [1, 2.5e-10, null, true], "b": {"c": "\\u00e9"}}',
     "https://example.org/a/b_c?d=e&f=%20#g user@example.com C:\\Users\\x",

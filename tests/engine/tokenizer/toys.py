@@ -42,7 +42,12 @@ def byte_level(
 
 def pieces(scored: Sequence[tuple[str, float]], extra: Sequence[tuple[str, int]] = (), **keys: Any) -> dict[str, Any]:
     """SentencePiece metadata: <unk>, the 256 bytes (byte b has id b + 1), scored pieces, then extra tokens with types."""
-    tokens = ["<unk>", *(f"<0x{b:02X}>" for b in range(256)), *(text for text, _ in scored), *(text for text, _ in extra)]
+    tokens = [
+        "<unk>",
+        *(f"<0x{b:02X}>" for b in range(256)),
+        *(text for text, _ in scored),
+        *(text for text, _ in extra),
+    ]
     types = [UNKNOWN, *[BYTE] * 256, *[NORMAL] * len(scored), *(kind for _, kind in extra)]
     scores = np.array([0.0] * 257 + [score for _, score in scored] + [0.0] * len(extra), np.float32)
     return metadata("llama", tokens, types, **{"scores": scores, "add_bos_token": False, "unknown_token_id": 0} | keys)
