@@ -227,11 +227,11 @@ class Transformers:
     def __init__(self, ours: PowerLab, threads: int) -> None:
         import torch
 
-        from power_lab.engine.weights.gguf import GgufFile
+        from power_lab.engine.weights.gguf_model import GgufModel
         from tests.engine.test_reference import hf_model
 
         torch.set_num_threads(threads)
-        self._exact = hf_model(GgufFile.open(ours.path))
+        self._exact = hf_model(GgufModel.open(ours.path))
         self._model: Any = None
         self._tokens = ours.tokens
 

@@ -11,18 +11,21 @@ from dataclasses import dataclass, field
 import msgspec
 
 from power_lab.engine.config import EngineConfig, Paths, usable_cores
-from power_lab.engine.models import of_architecture
+from power_lab.engine.models import of_architecture, of_model_type
 from power_lab.engine.models.bind import bind
 from power_lab.engine.models.decoder import Decoder
 from power_lab.engine.models.spec import AttentionSpec, ModelSpec, ModelWeights
 from power_lab.engine.revision import code_digest, versions
 from power_lab.engine.tokenizer import Tokenizer
 from power_lab.engine.trace import EngineFacts
-from power_lab.engine.weights.gguf import GgufFile
-from power_lab.engine.weights.source import GgufSource
+from power_lab.engine.weights.checkpoint import Checkpoint, open_checkpoint
+from power_lab.engine.weights.config_json import JsonConfig
+from power_lab.engine.weights.renamed import HARMLESS_LEFTOVERS, RenamedSource
+from power_lab.engine.weights.source import WeightSource
 from power_lab.errors import ConfigError
 from power_lab.kernels.ops import Ops
 from power_lab.kernels.probe import AttentionShape, Shapes, probe
+from power_lab.kernels.quants import QuantType
 from power_lab.kernels.table import select
 from power_lab.models import Report, ensure
 
@@ -54,14 +57,13 @@ def load(config: EngineConfig, paths: Paths, progress: Report) -> Loaded:
     ops = _operations(config.mode, threads, paths, progress)
     entry = ensure(config.model, paths, progress)
     progress("model file", 0, 1)
-    file = GgufFile.open(entry.path)
-    tokenizer = Tokenizer.from_gguf(file.metadata)
-    source = GgufSource(file)
-    family = of_architecture(file.require("general.architecture", str))
-    spec: ModelSpec = family.from_gguf(file, source, tokenizer.vocab_size)
-    context, why = _context(config, spec)
-    weights = bind(spec, source, ops)
-    progress("model file", 1, 1)
+    with open_checkpoint(entry.path) as checkpoint:
+        tokenizer, spec, source = _read(checkpoint)
+        context, why = _context(config, spec)
+        progress("model file", 1, 1)
+        types = [QuantType[name] for name in checkpoint.bytes_by_type() if name in QuantType.__members__]
+        ops.prepare(types, lambda done, total, name: progress(f"kernels: {name}", done, total))
+        weights = bind(spec, source, ops)
     if config.mode == "exact":
         _prove(ops.digest(), threads, spec, weights, paths, progress)
     facts = EngineFacts(
@@ -87,9 +89,21 @@ def load(config: EngineConfig, paths: Paths, progress: Report) -> Loaded:
         "threads": f"{threads} of {os.cpu_count()} cores"
         + ("" if config.threads else " (all that this process may use)"),
         "context": why,
+        **_rope_reason(spec, context),
         "kernels": "; ".join(ops.reasons()),
     }
     return Loaded(Decoder(spec, weights, ops, context), tokenizer, facts, context, reasons)
+
+
+def _read(checkpoint: Checkpoint) -> tuple[Tokenizer, ModelSpec, WeightSource]:
+    """What a model says about itself, and its tensors by their canonical names."""
+    metadata, source = checkpoint.metadata, checkpoint.source
+    if isinstance(metadata, JsonConfig):
+        tokenizer, family = Tokenizer.from_folder(checkpoint.path), of_model_type(checkpoint.architecture)
+        spec: ModelSpec = family.from_config(metadata, tokenizer.vocab_size)
+        return tokenizer, spec, RenamedSource(source, family.names(spec), bool(spec.tied), HARMLESS_LEFTOVERS)
+    tokenizer, family = Tokenizer.from_gguf(metadata.metadata), of_architecture(checkpoint.architecture)
+    return tokenizer, family.from_gguf(metadata, source, tokenizer.vocab_size), source
 
 
 def _operations(mode: str, threads: int, paths: Paths, progress: Report) -> Ops:
@@ -125,6 +139,15 @@ def _prove(digest: str, threads: int, spec: ModelSpec, weights: ModelWeights, pa
     with suppress(OSError):  # an unwritable cache costs the probe each time
         proved.parent.mkdir(parents=True, exist_ok=True)
         proved.touch()
+
+
+def _rope_reason(spec: ModelSpec, context: int) -> dict[str, str]:
+    """Which of two rotary tables runs, where a model has two."""
+    for rope in (layer.attention.rope for layer in spec.layers):
+        if rope is not None and rope.extended is not None:
+            which, relation = ("long", "exceeds") if rope.within(context) is rope.extended else ("short", "is within")
+            return {"rope": f"{which} factors for every request: the context of {context} {relation} {rope.original}"}
+    return {}
 
 
 def _attention_shape(a: AttentionSpec) -> AttentionShape:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     import numpy as np
 
@@ -250,6 +250,10 @@ class Ops(Protocol):
 
     def warm_up(self, progress: Any = None) -> None:
         """Compile (or load from cache) every kernel; `progress(done, total, name)` is called as they come."""
+        ...
+
+    def prepare(self, types: Iterable[QuantType], progress: Any = None) -> None:
+        """Compile (or load from cache) what weights of these storage types need; `weight` does it for types unseen before."""
         ...
 
     def close(self) -> None:

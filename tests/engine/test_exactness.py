@@ -1,7 +1,7 @@
 """The promise: a request's tokens and logits do not depend on anything but itself (DESIGN section 1).
 
-Every pair of values of the axes below occurs, on tiny random models with contexts that cross the canonical KV split of 256 keys. Logits are
-compared by their bits at every position.
+Every pair of values of the axes below occurs, on tiny random models of every family and storage type, with contexts that cross the canonical KV
+split of 256 keys. Logits are compared by their bits at every position.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Callable, Sequence
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -19,14 +20,21 @@ from power_lab.engine.plan import StepPlan
 from power_lab.engine.request import SamplingParams
 from power_lab.engine.speculation.drafters import DraftAsk
 from power_lab.kernels.ops import Ops
+from power_lab.kernels.quants import QuantType
 from tests import tiny
 from tests.pairs import all_pairs
 
+KINDS = [kind for kind in tiny.KINDS if kind not in tiny.FILES]
 AXES: dict[str, list[Any]] = {
     "model": [
         tiny.Shape(),
-        tiny.Shape(quantised=True, seed=1),
+        tiny.Shape(stored="mixed", seed=1),
         tiny.Shape(layers=1, heads=2, kv_heads=2, head_dim=8, seed=2),
+        # Each kind of model with another storage type: all of both occur.
+        *(
+            tiny.Shape.wide(stored.name, layers=2, kind=kind, seed=3)
+            for kind, stored in zip(KINDS, cycle(QuantType), strict=False)
+        ),
     ],
     "neighbours": [0, 1, 3, 7],
     "step_tokens": [16, 64, 100, 256],
@@ -155,9 +163,16 @@ def small_pool(prompt: list[int]) -> int:
     return -(-(len(prompt) + 200) // 64) * 64
 
 
-@pytest.mark.parametrize(
-    "case", all_pairs(AXES), ids=lambda case: "-".join(str(v) for k, v in case.items() if k != "model")
-)
+def _name(value: Any) -> str:
+    return f"{value.kind} {value.stored}" if isinstance(value, tiny.Shape) else str(value)
+
+
+def test_every_kind_and_storage_type_is_among_the_models() -> None:
+    assert {shape.stored for shape in AXES["model"]} >= {type.name for type in QuantType}
+    assert {shape.kind for shape in AXES["model"]} >= set(KINDS)
+
+
+@pytest.mark.parametrize("case", all_pairs(AXES), ids=lambda case: "-".join(_name(value) for value in case.values()))
 def test_outputs_and_logits_are_the_same_bits(case: dict[str, Any], numba_ops: Callable[[int], Ops]) -> None:
     shape, prompt = case["model"], prompt_of(3, 230)
     plain = case | {"neighbours": 0, "speculate": "off", "preempt": "never"}

@@ -13,8 +13,6 @@ import pytest
 
 from power_lab.engine import loader
 from power_lab.engine.config import EngineConfig, Paths
-from power_lab.engine.models import llama
-from power_lab.engine.weights.gguf import GgufFile
 from power_lab.errors import ConfigError, ExactnessError, ModelFileError
 from power_lab.kernels.numba.ops import NumbaOps
 
@@ -76,25 +74,6 @@ def test_an_unknown_architecture_is_named(paths: Paths, smollm2_path: Path, tmp_
     other.write_bytes(smollm2_path.read_bytes().replace(b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0lamma", 1))
     with pytest.raises(ModelFileError, match="'lamma' is not supported"):
         load(paths, model=str(other))
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "fine"),
-    [
-        ("llama.rope.scaling.type", "linear", False),
-        ("llama.rope.scaling.type", "none", True),
-        ("llama.rope.scale_linear", 4.0, False),
-    ],
-)
-def test_scaled_rotary_positions_are_refused(key: str, value: Any, fine: bool, smollm2_path: Path) -> None:
-    file = GgufFile.open(smollm2_path)
-    plain = llama.spec(file, 49152)
-    file.metadata[key] = value
-    if fine:
-        assert llama.spec(file, 49152) == plain
-        return
-    with pytest.raises(ModelFileError, match=f"{key} {value!r}.* not supported"):
-        llama.spec(file, 49152)
 
 
 def test_the_probes_weights_are_not_kept(paths: Paths) -> None:

@@ -10,9 +10,14 @@ import numpy as np
 import pytest
 
 from power_lab.engine import batch
+from power_lab.engine.models import of_architecture
+from power_lab.engine.models.bind import bind
 from power_lab.engine.models.decoder import Decoder, Workspace
 from power_lab.engine.plan import Span, StepPlan
-from power_lab.engine.weights.gguf import GgufFile
+from power_lab.engine.tokenizer import Tokenizer
+from power_lab.engine.weights.checkpoint import open_checkpoint
+from power_lab.engine.weights.gguf_model import GgufModel
+from power_lab.engine.weights.source import FileSource
 from power_lab.kernels.ops import BLOCK, Ops
 from tests import tiny
 
@@ -23,8 +28,7 @@ TOLERANCE = 1e-4
 def logits_of(model: Decoder, tokens: Sequence[int], chunk: int) -> np.ndarray:
     """Logits at every position, computed `chunk` tokens at a time through the paged cache."""
     pages = -(-len(tokens) // BLOCK)
-    a = model.spec.attention
-    caches = tuple(model.ops.kv_cache(pages + 1, a.kv_heads, a.head_dim) for _ in range(model.spec.layers))
+    caches = model.caches(pages + 1)
     work = Workspace.make(model.spec, model.ops, chunk, chunk)
     rows = []
     for step, start in enumerate(range(0, len(tokens), chunk)):
@@ -43,11 +47,12 @@ def distance(got: np.ndarray, want: np.ndarray) -> float:
 @pytest.mark.parametrize(
     "shape",
     [
-        tiny.Shape(),
-        tiny.Shape(quantised=True, seed=1),
+        *(tiny.Shape(kind=kind, seed=seed) for seed, kind in enumerate(tiny.KINDS)),
+        tiny.Shape(stored="mixed", seed=1),
         tiny.Shape(heads=2, kv_heads=1, head_dim=32, layers=3),
         tiny.Shape(width=48, heads=3, kv_heads=3, head_dim=8),
     ],
+    ids=lambda shape: f"{shape.kind}-{shape.stored}-{shape.heads}x{shape.head_dim}",
 )
 def test_tiny_models_match_transformers(shape: tiny.Shape, numba_ops: Callable[[int], Ops]) -> None:
     import torch
@@ -62,60 +67,89 @@ def test_tiny_models_match_transformers(shape: tiny.Shape, numba_ops: Callable[[
         assert np.array_equal(other.view(np.uint32), results[0].view(np.uint32)), "chunking changed bits"
 
 
-def test_smollm2_matches_transformers_over_500_positions(smollm2_path: Path, numba_ops: Callable[[int], Ops]) -> None:
+@pytest.mark.parametrize(("model", "greedy"), [("smollm2_path", 1.0), ("gemma_path", 0.998)])
+def test_real_models_match_transformers_over_500_positions(
+    model: str, greedy: float, numba_ops: Callable[[int], Ops], request: pytest.FixtureRequest
+) -> None:
     import torch
 
-    from power_lab.engine.models import llama
-    from power_lab.engine.tokenizer import Tokenizer
-    from power_lab.engine.weights.source import GgufSource
-
-    file = GgufFile.open(smollm2_path)
-    tokenizer = Tokenizer.from_gguf(file.metadata)
-    tokens = tokenizer.encode((ROOT / "LICENSE").read_text(), special=False, bos=True)[:600]
-    assert len(tokens) == 600
-    with torch.no_grad():
-        want = hf_model(file)(torch.tensor([tokens])).logits[0].numpy()
-    spec = llama.spec(file, tokenizer.vocab_size)
-    ops = numba_ops(2)
-    model = Decoder(spec, llama.weights(spec, GgufSource(file), ops), ops, 1024)
-    got = logits_of(model, tokens, 200)
+    with open_checkpoint(request.getfixturevalue(model)) as checkpoint:
+        file, source = checkpoint.metadata, checkpoint.source
+        assert isinstance(file, GgufModel)
+        tokenizer = Tokenizer.from_gguf(file.metadata)
+        tokens = tokenizer.encode((ROOT / "LICENSE").read_text(), special=False, bos=True)[:600]
+        assert len(tokens) == 600
+        with torch.no_grad():
+            want = hf_model(file)(torch.tensor([tokens])).logits[0].numpy()
+        spec = of_architecture(checkpoint.architecture).from_gguf(file, source, tokenizer.vocab_size)
+        ops = numba_ops(2)
+        decoder = Decoder(spec, bind(spec, source, ops), ops, 1024)
+    got = logits_of(decoder, tokens, 200)
     assert distance(got, want) <= TOLERANCE
-    assert np.array_equal(got.argmax(-1), want.argmax(-1))
-    assert np.array_equal(logits_of(model, tokens[:40], 1).view(np.uint32), got[:40].view(np.uint32))
+    assert (got.argmax(-1) == want.argmax(-1)).mean() >= greedy
+    assert np.array_equal(logits_of(decoder, tokens[:40], 1).view(np.uint32), got[:40].view(np.uint32))
 
 
-def hf_model(file: GgufFile) -> Any:
-    """transformers' Llama on the file's weights, dequantised by the gguf package, rotary pairs put back to halves."""
+def hf_model(file: GgufModel) -> Any:
+    """transformers' model of the file's weights, dequantised by the gguf package, as transformers would have stored them."""
     import gguf
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    meta = file.metadata
-    heads, kv_heads = meta["llama.attention.head_count"], meta["llama.attention.head_count_kv"]
-    config = LlamaConfig(
+    meta, arch = file.metadata, file.metadata["general.architecture"]
+    model_type, extra = {"llama": ("llama", {}), "gemma3": ("gemma3_text", GEMMA3)}[arch]
+    get = lambda key, default=None: meta.get(f"{arch}.{key}", default)  # noqa: E731
+    heads, kv_heads = get("attention.head_count"), get("attention.head_count_kv")
+    rope = {"rope_type": "default", "rope_theta": get("rope.freq_base")}
+    if arch == "gemma3":
+        rope = {"full_attention": rope, "sliding_attention": rope | {"rope_theta": 10000.0}}
+        extra = extra | {"sliding_window": get("attention.sliding_window")}
+    config = AutoConfig.for_model(
+        model_type,
         vocab_size=len(meta["tokenizer.ggml.tokens"]),
-        hidden_size=meta["llama.embedding_length"],
-        intermediate_size=meta["llama.feed_forward_length"],
-        num_hidden_layers=meta["llama.block_count"],
+        hidden_size=get("embedding_length"),
+        intermediate_size=get("feed_forward_length"),
+        num_hidden_layers=get("block_count"),
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
-        max_position_embeddings=meta["llama.context_length"],
-        rms_norm_eps=meta["llama.attention.layer_norm_rms_epsilon"],
-        rope_parameters={"rope_type": "default", "rope_theta": meta["llama.rope.freq_base"]},
+        head_dim=get("attention.key_length", get("embedding_length") // heads),
+        max_position_embeddings=get("context_length"),
+        rms_norm_eps=get("attention.layer_norm_rms_epsilon"),
+        rope_parameters=rope,
         tie_word_embeddings=True,
-        attn_implementation="eager",
+        **extra,
     )
     with torch.device("meta"):
-        model = LlamaForCausalLM(config)
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    names = of_architecture(arch).names(of_architecture(arch).from_gguf(file, FileSource(file), config.vocab_size))
     state = {}
     for name, tensor in file.tensors.items():
         kind = gguf.GGMLQuantizationType(int(tensor.type))
         value = np.array(gguf.dequantize(tensor.data, kind)).reshape(tensor.shape)
-        for part, count in (("attn_q.", heads), ("attn_k.", kv_heads)):
-            if part in name:
-                value = value.reshape(count, -1, 2, value.shape[1]).swapaxes(1, 2).reshape(value.shape)
-        state[tiny.hf_name(name)] = torch.from_numpy(np.ascontiguousarray(value, np.float32))
+        if arch == "llama":  # rotary pairs back from neighbours to halves
+            for part, count in (("attn_q.", heads), ("attn_k.", kv_heads)):
+                if part in name:
+                    value = value.reshape(count, -1, 2, value.shape[1]).swapaxes(1, 2).reshape(value.shape)
+        if arch == "gemma3" and "norm" in name:
+            value = value - np.float32(1)
+        state[names[name]] = torch.from_numpy(np.ascontiguousarray(value, np.float32))
     state["lm_head.weight"] = state["model.embed_tokens.weight"]
     model.load_state_dict(state, assign=True)
-    model.model.rotary_emb = type(model.model.rotary_emb)(config)  # its buffers were on the meta device
+    for module in model.modules():  # their buffers were on the meta device
+        for name in ("rotary_emb", "embed_tokens"):
+            _refill(module, name, config)
     return model.eval()
+
+
+GEMMA3 = {"query_pre_attn_scalar": 256, "hidden_activation": "gelu_pytorch_tanh"}
+
+
+def _refill(module: Any, name: str, config: Any) -> None:
+    """Make a submodule's computed buffers anew; its weights stay."""
+    child = getattr(module, name, None)
+    if child is None:
+        return
+    if name == "rotary_emb":
+        setattr(module, name, type(child)(config))
+    elif hasattr(child, "embed_scale"):
+        child.embed_scale = child.weight.new_tensor(config.hidden_size**0.5)

@@ -6,11 +6,8 @@ import numpy as np
 
 from power_lab.engine.models.spec import LayerSpec, LayerWeights, ModelSpec, ModelWeights
 from power_lab.engine.weights.source import WeightSource, refuse_unused
-from power_lab.errors import ModelFileError
 from power_lab.kernels.ops import Array, Ops, Weight
 from power_lab.kernels.quants import QuantType
-
-HEAD = "output.weight"
 
 
 def bind(spec: ModelSpec, source: WeightSource, ops: Ops) -> ModelWeights:
@@ -19,28 +16,11 @@ def bind(spec: ModelSpec, source: WeightSource, ops: Ops) -> ModelWeights:
     (embedding,) = binder.rows("token_embd.weight", spec.embedding_rows, spec.width, spec.vocab)
     layers = tuple(_layer(binder, f"blk.{i}", spec.width, layer) for i, layer in enumerate(spec.layers))
     final_norm = binder.norm("output_norm.weight", spec.width)
-    head = _head(spec, source, binder, embedding)
+    head = embedding
+    if "output.weight" in source.names():
+        (head,) = binder.rows("output.weight", spec.embedding_rows, spec.width, spec.vocab)
     refuse_unused(source, binder.bound, spec.topology_tensors)
     return ModelWeights(embedding, layers, final_norm, head, binder.bytes_by_type, binder.parameters)
-
-
-def _head(spec: ModelSpec, source: WeightSource, binder: _Binder, embedding: Weight) -> Weight:
-    stored = HEAD in source.names()
-    if not stored and spec.tied is False:
-        raise ModelFileError(f"Tensor {HEAD!r} is missing, and the file does not say that the embedding stands for it.")
-    if not stored:
-        return embedding
-    if spec.tied:
-        shape = (spec.embedding_rows, spec.width)
-        (_, head), (_, table) = source.matrix(HEAD, *shape), source.matrix("token_embd.weight", *shape)
-        if head.dtype != table.dtype or not np.array_equal(head.view(np.uint8), table.view(np.uint8)):
-            raise ModelFileError(
-                f"Tensor {HEAD!r} differs from the embedding, though the file says that they are tied."
-            )
-        binder.bound.add(HEAD)
-        return embedding
-    (head,) = binder.rows(HEAD, spec.embedding_rows, spec.width, spec.vocab)
-    return head
 
 
 def _layer(binder: _Binder, prefix: str, width: int, layer: LayerSpec) -> LayerWeights:

@@ -32,8 +32,8 @@ def from_config(config: Metadata, vocab: int) -> ModelSpec:
     sliding = topology.sliding_layers(config, len(t.layers), [i % 2 == 0 for i in t.layers])
     windows = [topology.window(config, 4096) if slides else 0 for slides in sliding]
     scalar = config.get("query_pre_attn_scalar", float, 256.0, 1.0, 1e6)
-    scores = config.get("attn_logit_softcapping", float, 0.0, 0.0, 1e6)
-    logits = config.get("final_logit_softcapping", float, 0.0, 0.0, 1e6)
+    scores = config.require("attn_logit_softcapping", float, 0.0, 1e6)
+    logits = config.require("final_logit_softcapping", float, 0.0, 1e6)
     return _model(t, turn, windows, scalar, scores, logits, norm_offset=1.0)
 
 

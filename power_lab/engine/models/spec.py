@@ -84,7 +84,7 @@ class ModelSpec:
         layers: one after another.
         embedding_scale: factor on embedding rows.
         final_softcap: as AttentionSpec.softcap, on the logits.
-        tied: whether the output head is the embedding; None leaves it to whether the file has a head.
+        tied: whether the file must not have an output head besides the embedding; None where it is the file's choice.
         norm_offset: added to stored norm weights (some formats store w of 1 + w).
         topology_tensors: names of tensors that were read into this spec.
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,9 @@ class NumbaOps:
         loop = catalogue.compile_all(None if self.cache_reason else self._cache, progress)
         self._team.start(loop.ctypes, loop.address)
         self._loop = loop
+
+    def prepare(self, types: Iterable[QuantType], progress: Callable[[int, int, str], None] | None = None) -> None:
+        self.warm_up(progress)
 
     @property
     def nbytes(self) -> int:
