@@ -5,15 +5,15 @@ from __future__ import annotations
 import ctypes
 
 import numpy as np
-import pytest
 
 from power_lab.kernels.quants import QuantType, row_bytes
 
 
 def quantise(values: np.ndarray, type: QuantType, importance: np.ndarray | None = None) -> np.ndarray:
     """uint8 [N, bytes per row] of f32 [N, K], by `ggml_quantize_chunk`."""
-    library = ctypes.CDLL(pytest.importorskip("xllamacpp").xllamacpp.__file__)
-    function = library.ggml_quantize_chunk
+    from xllamacpp import xllamacpp
+
+    function = ctypes.CDLL(xllamacpp.__file__).ggml_quantize_chunk
     function.restype = ctypes.c_size_t
     function.argtypes = [ctypes.c_int, *[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 3, ctypes.c_void_p]
     rows, cols = values.shape
