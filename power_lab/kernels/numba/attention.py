@@ -1,6 +1,7 @@
 """Causal grouped-query attention over pages.
 
-One work item is one row and one KV head; all query heads of the group share each key and value that is read. Keys are taken in canonical
+One work item is one row and one KV head, or some of its query heads where a step has too few items for all threads; the query heads of an
+item share each key and value that is read, and none sees another. Keys are taken in canonical
 splits of `SPLIT` at absolute positions: scores and a softmax over the split, then the weighted values; splits are combined in order by the
 online softmax (Milakov and Gimelshein 2018, arXiv:1805.02867). Nothing of an item depends on other rows or on keys behind its position;
 where a window cuts the first split depends on the row's position alone.
@@ -15,7 +16,7 @@ import numpy as np
 from numba import carray, njit, types
 
 from power_lab.kernels.numba import vector as v
-from power_lab.kernels.numba.team import ATTENTION, share
+from power_lab.kernels.numba.team import ATTENTION, THREADS, share
 from power_lab.kernels.numba.vector import (
     F32,
     LANES,
@@ -236,31 +237,46 @@ def _item(q, heads, dim, start, count, pages, kv_head, page_bytes, scale, softca
 
 @njit(nogil=True)
 def chunk(job, index, scratch):
-    """One row and KV head; `job` int64 words as written by `attention`."""
+    """One work item; `job` int64 words as written by `attention`."""
     qkv, qkv_pitch, positions, table_of, tables, pages = job[1:7]
-    heads, dim, kv_heads, keys, values, out = job[7:13]
-    scale, softcap, window, temperature = job[13:17]
-    row, head = index // kv_heads, index % kv_heads
+    group, dim, kv_heads, keys, values, out = job[7:13]
+    scale, softcap, window, temperature, parts = job[13:18]
+    row, head, part = index // (kv_heads * parts), index // parts % kv_heads, index % parts
+    first, last = part * group // parts, (part + 1) * group // parts
     position = carray(i32_pointer(positions), row + 1)[row]
     table = carray(i32_pointer(tables + carray(i32_pointer(table_of), row + 1)[row] * pages * 4), pages)
-    size, factor = heads * dim * 4, f32_from_bits(scale)
+    size, factor = dim * 4, f32_from_bits(scale)
     if temperature:
         factor *= carray(f32_pointer(temperature), position + 1)[position]
     start = max(position + 1 - window, 0) if window else 0
-    q, to = qkv + row * qkv_pitch + head * size, out + (row * kv_heads + head) * size
+    q, to = (
+        qkv + row * qkv_pitch + (head * group + first) * size,
+        out + ((row * kv_heads + head) * group + first) * size,
+    )
     page_bytes, cap = kv_heads * dim * BLOCK * 4, f32_from_bits(softcap)
-    _item(q, heads, dim, start, position + 1, table, head, page_bytes, factor, cap, keys, values, to, scratch)
+    _item(q, last - first, dim, start, position + 1, table, head, page_bytes, factor, cap, keys, values, to, scratch)
+
+
+@njit(nogil=True)
+def _parts(items, group, threads):
+    """Parts of each KV head's query heads: as few as give every thread the same number of items, or four items to each thread."""
+    parts = 1
+    while parts < group and items * parts % threads and items * parts < 4 * threads:
+        parts += 1
+    return parts
 
 
 @njit(nogil=True)
 def attention(team, qkv, positions, table_of, tables, q_heads, scale, keys, values, out, window, softcap, temperature):
     """qkv f32 [R, (q_heads + 2 kv_heads) * head_dim], out f32 [R, q_heads * head_dim], temperature f32 [positions] or empty."""
     kv_heads, dim = keys.shape[1], keys.shape[2]
+    group, items = q_heads // kv_heads, qkv.shape[0] * kv_heads
     rows = (address(qkv), qkv.shape[1] * 4, address(positions), address(table_of), address(tables), tables.shape[1])
-    shape = (q_heads // kv_heads, dim, kv_heads, address(keys), address(values), address(out))
+    shape = (group, dim, kv_heads, address(keys), address(values), address(out))
     hot = address(temperature) if temperature.shape[0] > 0 else 0
-    rules = (f32_bits(np.float32(scale)), f32_bits(np.float32(softcap)), window, hot)
-    share(team, (ATTENTION, *rows, *shape, *rules), qkv.shape[0] * kv_heads)
+    parts = _parts(items, group, team[THREADS])
+    rules = (f32_bits(np.float32(scale)), f32_bits(np.float32(softcap)), window, hot, parts)
+    share(team, (ATTENTION, *rows, *shape, *rules), items * parts)
 
 
 @njit(nogil=True)
