@@ -17,24 +17,8 @@ from power_lab.kernels.quants import GEOMETRY, QuantType
 
 HALF = np.dtype("<f2")
 IQ4_LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-E2M1_LEVELS = (
-    0,
-    1,
-    2,
-    3,
-    4,
-    6,
-    8,
-    12,
-    0,
-    -1,
-    -2,
-    -3,
-    -4,
-    -6,
-    -8,
-    -12,
-)  # twice the OCP values; the exponent makes up for it
+# Twice the values of OCP's E2M1; the exponent makes up for it.
+E2M1_LEVELS = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
 
 class Plane(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 from pathlib import Path
+from types import ModuleType
 
 import gguf
 import numpy as np
@@ -19,7 +20,7 @@ from power_lab.engine.weights.quantise.levels import IntegerLevels, TableLevels
 from power_lab.engine.weights.quantise.plain import bf16
 from power_lab.engine.weights.quantise.search import fit_affine, fit_scale
 from power_lab.engine.weights.quantise.symmetric import _peaks
-from power_lab.engine.weights.source import GgufSource
+from power_lab.engine.weights.source import FileSource
 from power_lab.errors import ConfigError
 from power_lab.kernels.dequantise import dequantise
 from power_lab.kernels.layouts import IQ4_LEVELS
@@ -34,6 +35,13 @@ BOUND = {  # relative rmse on Gaussian values: what was measured, and 2 %
     Q.F32: 0, Q.F16: 0.00022, Q.BF16: 0.0017, Q.Q8_0: 0.0055, Q.Q6_K: 0.0170, Q.Q5_K: 0.0354, Q.Q5_1: 0.0387, Q.Q5_0: 0.0436,
     Q.Q4_K: 0.0717, Q.IQ4_NL: 0.0747, Q.IQ4_XS: 0.0755, Q.Q4_1: 0.0799, Q.Q4_0: 0.0876, Q.MXFP4: 0.1172, Q.Q3_K: 0.1463, Q.Q2_K: 0.269,
 }  # fmt: skip
+
+
+@pytest.fixture
+def llama() -> ModuleType:
+    """llama.cpp's quantiser."""
+    pytest.importorskip("xllamacpp")
+    return llama_cpp
 
 
 def gaussian(rows: int = 32, cols: int = 512, seed: int = 0) -> np.ndarray:
@@ -94,7 +102,7 @@ def test_a_zero_stays_near_zero_and_nothing_grows_far(type: QuantType, values: n
 def test_stored_form_is_that_of_a_weight_source(type: QuantType, tmp_path: Path) -> None:
     values = gaussian(3, 256)
     want = write_gguf(tmp_path / "a.gguf", {"a.weight": (values, type), "b.weight": (values[0], Q.F32)})
-    source = GgufSource(GgufFile.open(tmp_path / "a.gguf"))
+    source = FileSource(GgufFile.open(tmp_path / "a.gguf"))
     kind, data = source.matrix("a.weight", 3, 256)
     assert (kind, data.dtype, data.shape) == (type, want["a.weight"].dtype, want["a.weight"].shape)
     assert np.array_equal(data.view(np.uint8), want["a.weight"].view(np.uint8))
@@ -115,9 +123,9 @@ def test_bytes_of_the_gguf_package(type: QuantType, values: np.ndarray, seed: in
 
 
 @pytest.mark.parametrize("type", AS_GGUF)
-def test_bytes_of_llama_cpp(type: QuantType) -> None:
+def test_bytes_of_llama_cpp(type: QuantType, llama: ModuleType) -> None:
     for values in (gaussian(), heavy()):
-        assert np.array_equal(quantise(values, type).view(np.uint8), llama_cpp.quantise(values, type))
+        assert np.array_equal(quantise(values, type).view(np.uint8), llama.quantise(values, type))
 
 
 @given(st.integers(0, 2**32 - 1))
@@ -147,15 +155,15 @@ def test_more_bits_are_always_better() -> None:
 
 
 @pytest.mark.parametrize("type", SEARCHED)
-def test_no_worse_than_llama_cpp(type: QuantType) -> None:
+def test_no_worse_than_llama_cpp(type: QuantType, llama: ModuleType) -> None:
     samples = {"Gaussian": gaussian(), "heavy": heavy(), "offset": 0.02 * gaussian() + 0.01, "small": 1e-4 * heavy()}
     for name, values in samples.items():
-        theirs = error(values, llama_cpp.quantise(values, type), type).rmse
+        theirs = error(values, llama.quantise(values, type), type).rmse
         assert rmse(values, type) <= theirs, name
 
 
 @pytest.mark.parametrize("type", (*SEARCHED, Q.Q4_0, Q.Q4_1, Q.Q5_0, Q.Q5_1))
-def test_importance_moves_the_error_and_is_no_worse_than_llama_cpp(type: QuantType) -> None:
+def test_importance_moves_the_error_and_is_no_worse_than_llama_cpp(type: QuantType, llama: ModuleType) -> None:
     values = gaussian()
     importance = np.random.default_rng(1).lognormal(0, 1.5, values.shape[1])
 
@@ -164,7 +172,7 @@ def test_importance_moves_the_error_and_is_no_worse_than_llama_cpp(type: QuantTy
 
     ours = weighted(quantise(values, type, importance))
     assert ours < weighted(quantise(values, type))
-    assert ours <= weighted(llama_cpp.quantise(values, type, importance))
+    assert ours <= weighted(llama.quantise(values, type, importance))
 
 
 @pytest.mark.parametrize("type", (Q.F32, Q.F16, Q.BF16, Q.Q8_0, Q.MXFP4))
