@@ -100,7 +100,11 @@ class SafeTensorsFile(MappedFile):
         kind, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
         if not isinstance(kind, str) or kind not in DTYPES:
             raise self._wrong(f"tensor {name!r} has the unknown dtype {str(kind)[:40]!r}")
-        if not _sizes(shape) or len(shape) > MAX_RANK or math.prod(max(size, 1) for size in shape) >= 1 << 62:
+        if (
+            not _sizes(shape)
+            or len(shape) > MAX_RANK
+            or math.prod(size or 1 for size in shape) * DTYPES[kind] >= 1 << 62
+        ):
             raise self._wrong(f"tensor {name!r} has an impossible shape")
         if not _sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
             raise self._wrong(f"tensor {name!r} has impossible offsets")

@@ -143,6 +143,3 @@ def _checked(name: str, tensor: np.ndarray | tuple[QuantType, np.ndarray]) -> tu
 def _expect(name: str, found: tuple[int, ...], expected: tuple[int, ...]) -> None:
     if found != expected:
         raise ModelFileError(f"Tensor {name!r} has shape {list(found)}, but {list(expected)} is expected.")
-
-
-GgufSource = FileSource  # until the loader opens checkpoints

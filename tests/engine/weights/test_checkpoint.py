@@ -216,6 +216,19 @@ def test_a_snapshot_of_the_hugging_face_cache(cache: Path, tmp_path: Path) -> No
             assert [path.name for path in checkpoint.files] == ["config.json", "model.safetensors", "tokenizer.json"]
 
 
+@pytest.mark.parametrize("sub", ["", "Q4_K_M"])
+def test_parts_in_a_snapshot_of_the_cache(cache: Path, tmp_path: Path, sub: str) -> None:
+    folder = cache.parent / "def456" / sub
+    folder.mkdir(parents=True)
+    for name, content in parts(tmp_path).items():
+        blob = cache.parents[1] / "blobs" / f"blob-{name[-20:]}"
+        blob.write_bytes(content)
+        (folder / name).symlink_to(os.path.relpath(blob, folder))
+    for place in (folder, *folder.iterdir()):
+        with open_checkpoint(place) as checkpoint:
+            assert len(checkpoint.files) == 3 and all(path.parent == folder for path in checkpoint.files)
+
+
 def relink(name: str, target: str) -> Callable[[Path], None]:
     def act(cache: Path) -> None:
         (cache / name).unlink()

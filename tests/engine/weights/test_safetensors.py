@@ -182,6 +182,10 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "shape bool": (entry(shape=[True, 2]), "'t' has an impossible shape"),
     "shape wraps": (entry(shape=[1 << 32, 1 << 32, 1 << 32]), "'t' has an impossible shape"),
     "shape wraps beside 0": (entry(shape=[0, BIG - 1, BIG - 1], data_offsets=[0, 0]), "'t' has an impossible shape"),
+    "shape of nothing wraps as bytes": (
+        entry(shape=[0, 1 << 61], data_offsets=[0, 0]),
+        "'t' has an impossible shape",
+    ),  # seed 1001817
     "rank 17": (entry(shape=[1] * 16 + [2]), "'t' has an impossible shape"),
     "rank 100000": (entry(shape=[BIG - 1] * 100000), "'t' has an impossible shape"),
     "offsets reversed": (entry(data_offsets=[8, 0]), "'t' has impossible offsets"),
