@@ -38,7 +38,9 @@ class Marks:
         """Names must be different from each other."""
         marks = list(marks)
         self._ids = [mark.token for mark in marks]
-        self._begin = re.compile(f"[{''.join(map(re.escape, sorted({mark.text[0] for mark in marks})))}]") if marks else None
+        self._begin = (
+            re.compile(f"[{''.join(map(re.escape, sorted({mark.text[0] for mark in marks})))}]") if marks else None
+        )
         self._engine = Engine(models.WordLevel({"": 0}, unk_token=""))
         self._engine.add_tokens(
             [

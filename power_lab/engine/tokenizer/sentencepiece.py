@@ -70,8 +70,10 @@ class SentencePiece:
         return self._byte_of.get(token, b"") if self._types[token] == BYTE else b""
 
     def holds(self, char: str) -> bool:
-        """Whether a piece or byte tokens stand for a character."""
-        return not self.missing_bytes or char.replace(" ", SPACE) in self._ids or self._has_bytes(char)
+        """Whether a character comes back: U+2581 comes back as a space."""
+        if char in (" ", SPACE):
+            return char == " " and SPACE in self._ids
+        return not self.missing_bytes or char in self._ids or self._has_bytes(char)
 
     def _has_bytes(self, char: str) -> bool:
         return self.missing_bytes.isdisjoint(char.encode("utf-8", "replace"))

@@ -11,7 +11,7 @@ from power_lab.engine.chat import ChatTemplate, Message
 from power_lab.engine.detokenizer import StreamDecoder
 from power_lab.engine.tokenizer.codec import Codec
 from power_lab.engine.tokenizer.marks import Mark, Marks
-from power_lab.engine.tokenizer.vocabulary import CONTROL, USER_DEFINED, Vocabulary
+from power_lab.engine.tokenizer.vocabulary import USER_DEFINED, Vocabulary
 from power_lab.errors import TokenizerError
 
 
@@ -23,7 +23,7 @@ class Tokenizer:
         bos_id: beginning-of-text token, or None.
         add_bos: whether this model's prompts begin with it.
         end_ids: tokens with which the model ends a turn or the text.
-        special_ids: control tokens; they carry no text.
+        special_ids: control tokens and the unknown token; they carry no text.
         chat_template: the file's template, or None.
         missing_bytes: bytes that no token stands for. Text that holds them loses them, as in the model's own tokenizer.
         space_prefix: whether prompts are encoded with a space before them, which decoding from the start takes away.
@@ -43,18 +43,18 @@ class Tokenizer:
         """Made by `from_gguf` and `from_folder`.
 
         Args:
-            marks: control and user-defined tokens as they are found in text; without, they are found by their names.
+            marks: special and user-defined tokens as they are found in text; without, they are found by their names.
             end_ids: the first is what templates call `eos_token`.
 
         Raises TokenizerError for an id outside the vocabulary.
         """
         if marks is None:
-            kinds = (CONTROL, USER_DEFINED)
-            marks = [Mark(vocabulary.tokens[token], token) for kind in kinds for token in vocabulary.of(kind)]
+            found = (*sorted(vocabulary.special), *vocabulary.of(USER_DEFINED))
+            marks = [Mark(vocabulary.tokens[token], token) for token in found]
         self._vocabulary = vocabulary
         self._codec = codec
         self.vocab_size = vocabulary.size
-        self.special_ids = vocabulary.control
+        self.special_ids = vocabulary.special
         self.missing_bytes = codec.missing_bytes
         self.space_prefix = codec.spacing != "never"
         self._user_defined = frozenset(vocabulary.of(USER_DEFINED))
@@ -166,8 +166,8 @@ class Tokenizer:
         return self._control.replace(text, by)
 
     def lost(self, text: str) -> str:
-        """The characters of a text that the vocabulary cannot hold (see `missing_bytes`), each once, in order."""
-        return "".join(char for char in dict.fromkeys(text) if not self._codec.holds(char)) if self.missing_bytes else ""
+        """The characters of a text that would not come back from its ids, each once, in order."""
+        return "".join(char for char in dict.fromkeys(text) if not self._codec.holds(char))
 
     def _text(self, token: int | None) -> str:
         return "" if token is None else self.token_bytes(token).decode("utf-8", "replace")

@@ -13,7 +13,7 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
 MAX_VOCAB = 1 << 21
 MAX_TOKEN_CHARS = 1 << 12  # the longest tokens in use have some 500: runs of one character
-MAX_MARKS = 1 << 16  # control and user-defined tokens; Gemma has 6,414
+MAX_MARKS = 1 << 16  # special and user-defined tokens; Gemma has 6,414
 SPACE = "\u2581"  # what SentencePiece writes for a space
 
 
@@ -24,7 +24,7 @@ class Vocabulary:
         tokens: text of each id, as the file spells it.
         types: type of each id.
         size: number of ids.
-        control: ids of control tokens.
+        special: ids of control and unknown tokens: what only templates write.
     """
 
     def __init__(self, tokens: list[str], types: np.ndarray) -> None:
@@ -42,7 +42,7 @@ class Vocabulary:
         self.types: list[int] = types.tolist()
         self.size = len(tokens)
         self._of = {kind: np.flatnonzero(types == kind).tolist() for kind in range(NORMAL, BYTE + 1)}
-        self.control = frozenset(self._of[CONTROL])
+        self.special = frozenset((*self._of[CONTROL], *self._of[UNKNOWN]))
         self._check_texts()
 
     def of(self, kind: int) -> list[int]:
@@ -82,10 +82,12 @@ class Vocabulary:
         if len(set(tokens)) != self.size:
             twice = _first_repeated(tokens)
             raise TokenizerError(f"tokenizer.ggml.tokens: token {twice} ({tokens[twice][:40]!r}) comes twice.")
-        marks = len(self._of[CONTROL]) + len(self._of[USER_DEFINED])
-        if marks > MAX_MARKS:
-            raise TokenizerError(f"tokenizer.ggml.token_type: {marks} special tokens; at most {MAX_MARKS} are allowed.")
-        for index in (*self._of[CONTROL], *self._of[USER_DEFINED]):
+        marks = [*self.special, *self._of[USER_DEFINED]]
+        if len(marks) > MAX_MARKS:
+            raise TokenizerError(
+                f"tokenizer.ggml.token_type: {len(marks)} special tokens; at most {MAX_MARKS} are allowed."
+            )
+        for index in marks:
             if not tokens[index]:
                 raise TokenizerError(f"tokenizer.ggml.tokens: special token {index} is empty.")
 
