@@ -1,109 +1,79 @@
-"""Chats as token ids: a model file's template, rendered safely, and turns appended without touching what came before."""
+"""Chats as token ids: a template's text without special tokens that messages spell, and turns that follow what was generated."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from datetime import datetime
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
+import msgspec
+
+from power_lab.engine.messages import Message, Options, Tool, texts
+from power_lab.engine.templates import ChatTemplate
 from power_lab.errors import ConfigError, TokenizerError
 
 if TYPE_CHECKING:
-    from power_lab.engine.chat_sandbox import Program
     from power_lab.engine.tokenizer import Tokenizer
 
-MAX_MESSAGES = 4096
-MAX_CHARACTERS = 1 << 22  # of all messages together
-_KEYS = ("role", "content", "name", "reasoning_content", "tool_calls", "tool_call_id")
+History = Literal["auto", "keep", "render"]
+"""How a chat's earlier turns come back: `keep` their exact tokens, `render` them anew, or `auto`: keep unless the template changes them."""
 _NONCHARACTERS = [chr(point) for point in range(0xFDD0, 0xFDF0)]  # Unicode keeps them out of text, for uses like this
 
-Message = dict[str, Any]
 
-
-class ChatTemplate:
-    """A Jinja chat template. It is compiled at its first use, so a bad one does not keep a model from raw prompts.
+class NextPrompt(msgspec.Struct, frozen=True, kw_only=True):
+    """The prompt of a chat's next turn.
 
     Attributes:
-        source: the template as the file has it.
-        bos, eos: texts of the model's special tokens, which templates call `bos_token` and `eos_token`.
+        tokens: its ids.
+        kept: how many of the tokens so far it begins with; what is cached of them is used.
+        reason: why the tokens so far were not simply appended to, or why they were although the template shows earlier
+            answers otherwise; empty where both are the same text.
     """
 
-    def __init__(
-        self, source: str, *, bos: str = "", eos: str = "", now: Callable[[], datetime] = datetime.now
-    ) -> None:
-        self.source = source
-        self.bos = bos
-        self.eos = eos
-        self._now = now
-
-    @cached_property
-    def _program(self) -> Program:
-        from power_lab.engine.chat_sandbox import Program, Sandbox  # Jinja takes 60 ms, which raw prompts need not pay
-
-        return Program(self.source, Sandbox(self._now))
-
-    def render(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
-        """The prompt text of a chat. `messages` are dicts with `role` and `content`, as chat APIs have them.
-
-        Raises ConfigError naming the message and key that is wrong, TokenizerError when the template fails.
-        """
-        check_messages(messages)
-        return self._program.render(
-            {
-                "messages": list(messages),
-                "add_generation_prompt": add_generation_prompt,
-                "bos_token": self.bos,
-                "eos_token": self.eos,
-                "tools": None,
-                "documents": None,
-            }
-        )
+    tokens: tuple[int, ...]
+    kept: int
+    reason: str = ""
 
 
-def check_messages(messages: Sequence[Message]) -> None:
-    """Raises ConfigError naming the first message and key that is missing, unknown or of the wrong type."""
-    if not isinstance(messages, (list, tuple)) or not 1 <= len(messages) <= MAX_MESSAGES:
-        raise ConfigError("messages", f"a list of 1 to {MAX_MESSAGES} messages is expected")
-    for index, message in enumerate(messages):
-        where = f"messages[{index}]"
-        if not isinstance(message, dict):
-            raise ConfigError(where, f"is a {type(message).__name__}, not a dict with role and content")
-        for key in message:
-            if key not in _KEYS:
-                raise ConfigError(f"{where}.{key}", "unknown key", f"Known keys: {', '.join(_KEYS)}.")
-        role, content = message.get("role"), message.get("content")
-        if not isinstance(role, str) or not role:
-            raise ConfigError(f"{where}.role", "a role such as 'user' is expected")
-        parts = isinstance(content, list) and all(isinstance(part, dict) for part in content)
-        if not (isinstance(content, str) or parts or (content is None and "tool_calls" in message)):
-            raise ConfigError(f"{where}.content", f"is a {type(content).__name__}; text is expected")
-    try:
-        total = sum(map(len, _texts(list(messages), "messages")))
-    except RecursionError:
-        raise ConfigError("messages", "values are nested too deeply") from None
-    if total > MAX_CHARACTERS:
-        raise ConfigError("messages", f"have {total} characters; at most {MAX_CHARACTERS} are allowed")
+def chat_ids(
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    add_generation_prompt: bool = True,
+    *,
+    tools: Sequence[Tool] = (),
+    options: Options | None = None,
+) -> list[int]:
+    """Token ids of a chat's prompt, with the beginning-of-text token where the model wants it, once.
 
-
-def chat_ids(tokenizer: Tokenizer, messages: Sequence[Message], add_generation_prompt: bool = True) -> list[int]:
-    """Behind `Tokenizer.encode_chat`."""
-    template = _template(tokenizer)
-    check_messages(messages)
-    mark = _marks(messages, template)[0]
-    text = template.render(_shielded(tokenizer, list(messages), mark), add_generation_prompt)
+    Special tokens come from the template only: a message, tool or option that spells one stays the text that it is.
+    Arguments and errors as for `ChatTemplate.render`; TokenizerError without a template.
+    """
+    text, mark = _rendered(tokenizer, messages, add_generation_prompt, tools, options)
     return tokenizer.encode(text, special=True, bos=True, plain=_plain(mark))
 
 
-def continuation(tokenizer: Tokenizer, output: Sequence[int], turn: Message, messages: Sequence[Message]) -> list[int]:
-    """Behind `Tokenizer.continuation`: what the template puts after a stand-in for the answer follows the answer."""
-    template = _template(tokenizer)
-    check_messages([*messages, turn])
-    mark, other = _marks([*messages, turn], template)
-    answer = f"{other}answer{other}"
-    chat = [*_shielded(tokenizer, list(messages), mark), {"role": "assistant", "content": answer}]
-    text = template.render([*chat, *_shielded(tokenizer, [turn], mark)], add_generation_prompt=True)
+def continuation(
+    tokenizer: Tokenizer,
+    output: Sequence[int],
+    turn: Message,
+    messages: Sequence[Message],
+    *,
+    tools: Sequence[Tool] = (),
+    options: Options | None = None,
+) -> list[int]:
+    """Token ids to append to a chat for its next turn: what the template puts after a stand-in for the answer.
+
+    Args:
+        output: the tokens that the model answered, with or without its end token, which is never doubled.
+        turn: the next message.
+        messages: the chat before the answer, for templates that look at it.
+
+    Raises as `chat_ids` does, and TokenizerError when the template does not keep a plain answer as it is.
+    """
+    stand_in = f"{_marks([*messages, turn], tools, options, _template(tokenizer))[1]}"
+    answer = f"{stand_in}answer{stand_in}"
+    chat = [*messages, {"role": "assistant", "content": answer}, turn]
+    text, mark = _rendered(tokenizer, chat, True, tools, options)
     if text.count(answer) != 1:
         raise TokenizerError(
             "The chat template does not keep the assistant's answer as it is, so a turn cannot be appended to it.",
@@ -117,30 +87,100 @@ def continuation(tokenizer: Tokenizer, output: Sequence[int], turn: Message, mes
     return tail
 
 
+def next_prompt(
+    tokenizer: Tokenizer,
+    prompt: Sequence[int],
+    output: Sequence[int],
+    messages: Sequence[Message],
+    *,
+    tools: Sequence[Tool] = (),
+    options: Options | None = None,
+    history: History = "auto",
+) -> NextPrompt:
+    """The prompt of a chat's next turn, from the tokens so far or from its messages.
+
+    Many templates drop the reasoning of earlier answers. Then the exact tokens so far, which the model saw, and the chat
+    rendered anew, which its makers meant, are two prompts, and `history` chooses.
+
+    Args:
+        prompt, output: the tokens so far: the last turn's prompt, and what the model answered.
+        messages: the chat: what `prompt` came from, the answer's text, and the new turn as the last message.
+
+    Raises as `chat_ids` does; TokenizerError also when `keep` is asked for and nothing can be appended (`continuation`).
+    """
+    if history not in get_args(History):
+        raise ConfigError("history", f"{history!r} is not known", f"Use one of {', '.join(get_args(History))}.")
+    if len(messages) < 3 or messages[-2].get("role") != "assistant":
+        raise ConfigError("messages", "the chat so far, the assistant's answer and a new turn are expected")
+    so_far = [*prompt, *output]
+
+    def kept(reason: str = "") -> NextPrompt:
+        tail = continuation(tokenizer, output, messages[-1], messages[:-2], tools=tools, options=options)
+        return NextPrompt(tokens=(*so_far, *tail), kept=len(so_far), reason=reason)
+
+    if history == "keep":
+        return kept()
+    held = sorted(tokenizer.special_ids.intersection(output[:-1]))
+    if history == "auto" and held:
+        return kept(f"The answer holds {tokenizer.piece(held[0])!r}, which no message can, so its tokens were kept.")
+    rendered = chat_ids(tokenizer, messages, tools=tools, options=options)
+    if history == "auto" and _begins(tokenizer, rendered, so_far):
+        return kept()
+    same = next((at for at, pair in enumerate(zip(rendered, so_far, strict=False)) if pair[0] != pair[1]), len(so_far))
+    return NextPrompt(
+        tokens=tuple(rendered),
+        kept=min(same, len(rendered)),
+        reason=f"The whole chat was rendered anew: {_WHY[history]}. It begins with {same:,} of the {len(so_far):,} tokens so far.",
+    )
+
+
+_WHY = {
+    "auto": "the chat template shows the last answer otherwise than it was generated, as templates do that drop reasoning",
+    "render": "asked for",
+}
+
+
+def _begins(tokenizer: Tokenizer, rendered: Sequence[int], so_far: Sequence[int]) -> bool:
+    """Whether a chat rendered anew has the text so far, white space aside: templates trim it."""
+    ended = bool(so_far) and so_far[-1] in tokenizer.end_ids
+    new, old = (
+        "".join(tokenizer.decode(ids, skip_special=False).split())
+        for ids in (rendered, so_far[:-1] if ended else so_far)
+    )
+    return new.startswith(old)
+
+
 def _template(tokenizer: Tokenizer) -> ChatTemplate:
     if tokenizer.chat_template is None:
-        raise TokenizerError("The model file has no chat template.", "Give a raw prompt instead of messages.")
+        raise TokenizerError(
+            "The model file has no chat template: it is a base model, or was made without one.",
+            "Give a raw prompt instead of messages: text with chat=False.",
+        )
     return tokenizer.chat_template
 
 
-def _texts(value: Any, where: str) -> Iterator[str]:
-    """All texts in JSON-like data. Raises ConfigError naming the place of anything else."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for key, part in value.items():
-            yield from _texts(key, where)
-            yield from _texts(part, f"{where}.{key}")
-    elif isinstance(value, list):
-        for index, part in enumerate(value):
-            yield from _texts(part, f"{where}[{index}]")
-    elif not (value is None or isinstance(value, (bool, int, float))):
-        raise ConfigError(where, f"is a {type(value).__name__}; text, numbers, lists and dicts are expected")
+def _rendered(
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    add_generation_prompt: bool,
+    tools: Sequence[Tool],
+    options: Options | None,
+) -> tuple[str, str]:
+    """The template's text in which spelled special tokens are hidden, and the mark around them."""
+    template = _template(tokenizer)
+    template.check(messages, tools, options)
+    mark = _marks(messages, tools, options, template)[0]
+    shielded = _shielded(tokenizer, [list(messages), list(tools), options or {}], mark)
+    text = template.render(shielded[0], add_generation_prompt, tools=shielded[1], options=shielded[2])
+    return text, mark
 
 
-def _marks(messages: Sequence[Message], template: ChatTemplate) -> tuple[str, str]:
-    """Two characters that occur in neither the messages nor the template."""
-    seen = set(template.source).union(*map(set, _texts(list(messages), "messages")))
+def _marks(
+    messages: Sequence[Message], tools: Sequence[Tool], options: Options | None, template: ChatTemplate
+) -> tuple[str, str]:
+    """Two characters that occur in neither the chat nor the templates."""
+    given = texts([list(messages), list(tools), dict(options or {})], "messages")
+    seen = set().union(*map(set, template.sources.values()), *map(set, given))
     free = [mark for mark in _NONCHARACTERS if mark not in seen]
     if len(free) < 2:
         raise ConfigError("messages", "hold nearly all of Unicode's noncharacters U+FDD0 to U+FDEF")
@@ -153,11 +193,13 @@ def _shielded(tokenizer: Tokenizer, value: Any, mark: str) -> Any:
         return tokenizer.replace_special(value, lambda name: f"{mark}{name.encode().hex()}{mark}")
     if isinstance(value, list):
         return [_shielded(tokenizer, part, mark) for part in value]
-    if isinstance(value, dict):
-        return {key: _shielded(tokenizer, part, mark) for key, part in value.items()}
+    if isinstance(value, dict):  # keys too: those of schemas and arguments are the user's or the model's words
+        return {_shielded(tokenizer, key, mark): _shielded(tokenizer, part, mark) for key, part in value.items()}
     return value
 
 
 def _plain(mark: str) -> Callable[[str], str]:
-    hidden = re.compile(f"{mark}([0-9a-fA-F]+){mark}")
+    """Undoes `_shielded`, also where a template wrote JSON in ASCII."""
+    either = f"(?:{mark}|\\\\u{ord(mark):04x})"
+    hidden = re.compile(f"{either}([0-9a-fA-F]+){either}")
     return lambda text: hidden.sub(lambda found: bytes.fromhex(found[1]).decode(), text)

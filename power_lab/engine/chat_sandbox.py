@@ -1,50 +1,45 @@
 """Jinja for templates that nobody vouches for: bounded in time, in memory and in reach.
 
 A chat template comes with a model file, so it is hostile input. Jinja's immutable sandbox keeps it from Python's
-insides, but not from `"x" * 10**9`, nested loops or a list that doubles fifty times. Here every operation that makes a
-value, prints a text or repeats pays from a budget, which no single operation can overdraw by much: its operands are
-bounded values, and the few operations whose result can be far larger than their operands are checked before they run.
-Attributes, methods, filters and functions are lists of what chat templates need; nothing else exists.
+insides, but not from `"x" * 10**9`, nested loops or a list that doubles fifty times. Here everything that makes a value,
+prints a text, compares or repeats pays (see `chat_budget`), the parsed template is bounded before anything walks it, and
+attributes, methods, filters and functions are lists of what chat templates need; nothing else exists.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
-from itertools import islice
+from types import TracebackType
 from typing import Any
 
-from jinja2 import nodes, pass_context
+from jinja2 import TemplateSyntaxError, meta, nodes, pass_context
 from jinja2.ext import Extension, loopcontrols
 from jinja2.filters import FILTERS
 from jinja2.parser import Parser
 from jinja2.runtime import Context, LoopContext, Macro, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.tests import TESTS
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
+from power_lab.engine.chat_budget import Budget, check_operation, check_operator, settle, too_much, weigh
 from power_lab.errors import TokenizerError
 
 MAX_SOURCE = 1 << 16  # characters of a template; the longest in use have about 20,000
-MAX_VALUE = 1 << 22  # weight of one value, see `weigh`
-MAX_NODES = 200_000  # parts of one value
-MAX_DEPTH = 64
-MAX_TOTAL = 1 << 25  # weight of everything that one rendering makes and prints
-MAX_SECONDS = 1.0  # of this thread's processor time, so that a busy machine changes nothing
+MAX_SYNTAX = 10_000  # nodes of its syntax tree; the largest in use have about 1,500
+MAX_NESTING = 100  # levels of its syntax tree; the deepest in use have about 30. Deeper ones overflow compilers' stacks
 MAX_RANGE = 100_000
-MAX_DIGITS = 300  # of a float; Python raises 10 to that power, and one such operation stops every thread for as long as it takes
-MAX_PATTERN = 256  # where the work is the product of both lengths
 
 
 def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-_QUADRATIC = _words("lstrip rfind rpartition rsplit rstrip strip trim")
 _BUDGET = "#budget"  # names with "#" cannot be written in a template
+_JINJA_KEYWORDS = ("_loop_vars", "_block_vars")  # its compiler adds them to every call
 _METHODS: dict[type, frozenset[str]] = {
     str: _words(
         "capitalize count endswith find index isalnum isalpha isdigit islower isspace isupper join lower lstrip"
@@ -60,93 +55,12 @@ _METHODS: dict[type, frozenset[str]] = {
 }
 _FILTERS = _words(
     "abs capitalize count d default dictsort first float indent int items join last length list lower map max min"
-    " reject rejectattr replace reverse round select selectattr sort string title trim unique upper"
+    " reject rejectattr replace reverse round safe select selectattr sort string title trim unique upper"
 )
-
-
-class Budget:
-    """What one rendering may still use. Raises TokenizerError when it is used up."""
-
-    __slots__ = ("_end", "_left")
-
-    def __init__(self) -> None:
-        self._left = MAX_TOTAL
-        self._end = time.thread_time() + MAX_SECONDS
-
-    def pay(self, weight: int = 1) -> None:
-        self._left -= weight
-        if self._left < 0:
-            raise too_much(f"makes more than {MAX_TOTAL} characters")
-        if time.thread_time() > self._end:
-            raise too_much(f"runs longer than {MAX_SECONDS} s")
-
-
-def too_much(what: str) -> TokenizerError:
-    return TokenizerError(f"The chat template {what}.", "It is broken or hostile; use raw prompts with this model.")
-
-
-def weigh(value: object) -> int:
-    """Size of a plain value when written out: characters, and 1 + depth for each part; shared parts count each time.
-
-    Raises TokenizerError for what is not plain data (text, numbers, lists, dicts) and for values over the bounds.
-    """
-    weight = parts = 0
-    stack: list[tuple[Any, int]] = [(value, 0)]
-    while stack:
-        item, depth = stack.pop()
-        parts += 1
-        weight += 1 + depth
-        if isinstance(item, str):
-            weight += len(item)
-        elif isinstance(item, (list, tuple, dict)):
-            if depth >= MAX_DEPTH or parts + len(stack) + len(item) > MAX_NODES:
-                raise too_much("makes a value of too many parts")
-            stack.extend((part, depth + 1) for part in item)
-            if isinstance(item, dict):
-                stack.extend((part, depth + 1) for part in item.values())
-        elif isinstance(item, int):
-            if item.bit_length() > 64:
-                raise too_much("makes a number of more than 64 bits")
-        elif not (item is None or isinstance(item, (float, range, Undefined))):
-            raise TokenizerError(f"The chat template uses a {type(item).__name__} as a value.")
-    if weight > MAX_VALUE:
-        raise too_much(f"makes a value of more than {MAX_VALUE} characters")
-    return weight
-
-
-def settle(budget: Budget, value: Any) -> Any:
-    """A fresh value, paid for. Lazy sequences become lists, so that no work hides in them."""
-    if isinstance(value, (Undefined, Namespace, Macro)):
-        budget.pay()
-        return value
-    if isinstance(value, Iterator) or type(value) in (type({}.items()), type({}.keys()), type({}.values())):
-        value = list(islice(value, MAX_NODES + 1))
-    weigh(value)
-    budget.pay(1 + (len(value) if isinstance(value, (str, list, tuple, dict)) else 0))
-    return value
-
-
-def precheck(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Refuses what would grow out of bounds before it is done. `args` begin with the value that is worked on."""
-    total = sum(map(weigh, args)) + sum(map(weigh, kwargs.values()))
-    subject = args[0] if args else None
-    extra = [*args[1:], *kwargs.values()]
-    if name == "replace":
-        old, new = (str(part) for part in [*extra, "", ""][:2])
-        total += str(subject).count(old) * len(new)
-    elif name == "join":
-        items = extra[0] if isinstance(subject, str) and extra and not isinstance(extra[0], str) else subject
-        longest = max((len(str(part)) for part in (subject, *extra) if isinstance(part, (str, int))), default=0)
-        total += longest * (len(items) if isinstance(items, (str, list, tuple, dict)) else 1)
-    elif name in ("indent", "tojson"):
-        widths = [len(part) if isinstance(part, str) else part for part in extra if isinstance(part, (str, int))]
-        total *= 1 + max([0, *widths])
-    elif name == "round" and any(isinstance(part, int) and part > MAX_DIGITS for part in extra):
-        raise too_much(f"rounds to more than {MAX_DIGITS} digits")
-    elif name in _QUADRATIC and max((len(part) for part in extra if isinstance(part, str)), default=0) > MAX_PATTERN:
-        raise too_much(f"searches for a text of more than {MAX_PATTERN} characters")
-    if total > MAX_VALUE:
-        raise too_much(f"makes a value of more than {MAX_VALUE} characters")
+_TESTS = _words(
+    "!= < <= == > >= boolean callable defined divisibleby eq equalto even false float ge greaterthan gt in integer iterable"
+    " le lessthan lower lt mapping ne none number odd sameas sequence string true undefined upper"
+)
 
 
 def _budget(context: Context) -> Budget:
@@ -161,11 +75,22 @@ def _metered(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     def filter(context: Context, *args: Any, **kwargs: Any) -> Any:
         budget = _budget(context)
         budget.pay()
-        precheck(name, args, kwargs)
+        check_operation(name, args, kwargs)
         lead = {"context": context, "eval_context": context.eval_ctx, "environment": context.environment}
         return settle(budget, function(*([lead[wants]] if wants else []), *args, **kwargs))
 
     return filter
+
+
+def _ticking(test: Callable[..., bool]) -> Callable[..., bool]:
+    """A test that pays: `select` may ask it of many items before it yields any."""
+
+    @pass_context
+    def ticking(context: Context, *args: Any) -> bool:
+        _budget(context).pay()
+        return test(*args)
+
+    return ticking
 
 
 def _tojson(
@@ -226,6 +151,12 @@ class _Meter(NodeTransformer):
         node.nodes = [self._paid("#text", part) for part in parts]
         return node
 
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
+        self.generic_visit(node)
+        for operand in node.ops:
+            operand.expr = self._paid("#tick", operand.expr)
+        return node
+
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)
         if node.test is not None:
@@ -246,9 +177,9 @@ class _Generation(Extension):
 
     tags = {"generation"}  # noqa: RUF012 (Jinja's own interface)
 
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
@@ -276,6 +207,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             return numbers
 
         self.globals = {
+            "dict": lambda *args, **kwargs: dict(*args, **kwargs),
             "namespace": Namespace,
             "raise_exception": refuse,
             "range": bounded_range,
@@ -283,8 +215,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
         }
         self._functions = tuple(self.globals.values())
         self.filters = {name: _metered(name, FILTERS[name]) for name in _FILTERS}
-        self.filters |= {"tojson": _metered("tojson", _tojson), "safe": _metered("safe", lambda value: value)}
-        self.filters |= {"#made": _made, "#text": _text, "#tick": _tick}
+        self.tests = {name: _ticking(TESTS[name]) for name in _TESTS}
+        self.filters |= {"tojson": _metered("tojson", _tojson), "#made": _made, "#text": _text, "#tick": _tick}
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         if isinstance(obj, Namespace):
@@ -304,44 +236,51 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # Jinja's own names
         budget = _budget(__context)
-        budget.pay()
         owner = getattr(__obj, "__self__", None)
         if isinstance(owner, (str, list, dict, tuple)):
-            precheck(__obj.__name__, (owner, *args), kwargs)
-        return settle(budget, super().call(__context, __obj, *args, **kwargs))
+            given = {key: value for key, value in kwargs.items() if key not in _JINJA_KEYWORDS}
+            check_operation(__obj.__name__, (owner, *args), given)
+        with budget.call():
+            return settle(budget, super().call(__context, __obj, *args, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         budget = _budget(context)
         budget.pay()
-        if operator == "*":
-            for sequence, times in ((left, right), (right, left)):
-                repeated = isinstance(sequence, (str, list, tuple)) and isinstance(times, int)
-                if repeated and len(sequence) * times > MAX_VALUE:
-                    raise too_much(f"makes a value of more than {MAX_VALUE} characters")
-        elif operator == "**" and isinstance(left, int) and isinstance(right, int) and right * left.bit_length() > 128:
-            raise too_much("makes a number of more than 64 bits")
-        elif operator == "%" and isinstance(left, str):
-            widths = re.search(r"%[^a-zA-Z%]*[\d*]", left)
-            if widths or (1 + left.count("%")) * weigh(right) > MAX_VALUE:
-                raise too_much("formats text with a width, or makes a text that is too long")
+        check_operator(operator, left, right)
         return settle(budget, super().call_binop(context, operator, left, right))
 
 
 class Program:
-    """A compiled template. Raises TokenizerError when the source is too long or no template."""
+    """A compiled template.
+
+    Attributes:
+        words: every name, attribute, key and text in it, so what it can ask for at all.
+        variables: the names that it takes from outside.
+
+    Raises TokenizerError when the source is too long or no template; the message has the line.
+    """
 
     def __init__(self, source: str, sandbox: Sandbox) -> None:
         if len(source) > MAX_SOURCE:
             raise too_much(f"has {len(source)} characters; at most {MAX_SOURCE} are allowed")
         try:
-            tree = _Meter().visit(sandbox.parse(source))
+            tree = sandbox.parse(source)
+            self.words = frozenset(_words_of(tree))
+            self.variables = _variables(tree) - sandbox.globals.keys()
+            tree = _Meter().visit(tree)
             tree.set_environment(sandbox)
             code = sandbox.compile(tree)
             self._template = sandbox.template_class.from_code(sandbox, code, sandbox.make_globals(None))
         except TokenizerError:
             raise
+        except RecursionError:
+            raise too_much("is nested too deeply") from None
         except Exception as error:  # Jinja and Python's compiler fail in many ways on hostile source
-            raise TokenizerError(f"The chat template cannot be compiled: {type(error).__name__}: {error}") from error
+            line = f" in line {error.lineno}" if isinstance(error, TemplateSyntaxError) else ""
+            raise TokenizerError(
+                f"The chat template cannot be compiled: {type(error).__name__}{line}: {error.args[0] if error.args else error}",
+                "Use raw prompts with this model.",
+            ) from error
 
     def render(self, variables: dict[str, Any]) -> str:
         """The text. Raises TokenizerError when the template fails or exceeds its bounds."""
@@ -349,5 +288,47 @@ class Program:
             return self._template.render({**variables, _BUDGET: Budget()})
         except TokenizerError:
             raise
+        except RecursionError:
+            raise too_much("has calls that are nested too deeply") from None
         except Exception as error:
-            raise TokenizerError(f"The chat template failed: {type(error).__name__}: {error}") from error
+            line = _line(error.__traceback__)
+            raise TokenizerError(
+                f"The chat template failed{line}: {type(error).__name__}: {str(error)[:500]}"
+            ) from error
+
+
+def _words_of(tree: nodes.Template) -> Iterator[str]:
+    """Names and texts of a syntax tree, which is bounded here: without recursion, since it may be as deep as it is long."""
+    stack: list[tuple[nodes.Node, int]] = [(tree, 0)]
+    seen = 0
+    while stack:
+        node, depth = stack.pop()
+        seen += 1
+        if seen > MAX_SYNTAX:
+            raise too_much(f"has more than {MAX_SYNTAX} parts")
+        if depth > MAX_NESTING:
+            raise too_much(f"is nested more than {MAX_NESTING} deep")
+        branches = node.elif_ if isinstance(node, nodes.If) else []  # compilers nest each in the one before
+        stack.extend((branch, depth + index) for index, branch in enumerate(branches, 1))
+        stack.extend((child, depth + 1) for child in node.iter_child_nodes(exclude=("elif_",)))
+        for name in ("name", "attr", "value", "key"):
+            word = getattr(node, name, None)
+            if isinstance(word, str):
+                yield word
+
+
+def _variables(tree: nodes.Template) -> frozenset[str]:
+    """Names that a template takes from outside: those it only reads, and those it sets where they are not defined."""
+    stored = {name.name for name in tree.find_all(nodes.Name) if name.ctx == "store"}
+    asked = {test.node.name for test in tree.find_all(nodes.Test) if isinstance(test.node, nodes.Name)}
+    return frozenset(meta.find_undeclared_variables(tree) - (stored - asked))
+
+
+def _line(trace: TracebackType | None) -> str:
+    """Where in the template an error was raised; Jinja gives its frames the template's own lines."""
+    line = 0
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == "<template>":
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    return f" in line {line}" if line else ""

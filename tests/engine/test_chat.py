@@ -14,14 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from power_lab.engine import chat_sandbox
+from power_lab.engine import chat_budget
 from power_lab.engine.chat import ChatTemplate
 from power_lab.engine.tokenizer import CONTROL, NORMAL, Tokenizer
 from power_lab.engine.weights.gguf import GgufFile
 from power_lab.errors import ConfigError, TokenizerError
+from tests.engine.tokenizer.toys import CODE, byte_level
 
-CODE = {b: chr(b) for b in [*range(33, 127), *range(161, 173), *range(174, 256)]}
-CODE |= {b: chr(256 + i) for i, b in enumerate(b for b in range(256) if b not in CODE)}
 NAMES = ["<s>", "</s>", "<|im_start|>", "<|im_end|>", "[INST]", "[/INST]"]
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
@@ -76,7 +75,7 @@ def tokenizer(template: str, **options: Any) -> Tokenizer:
     """Ids 0..255 are bytes, then NAMES as control tokens."""
     types = np.array([NORMAL] * 256 + [CONTROL] * len(NAMES), np.int32)
     options = {"bos_id": 256, "add_bos": True, "end_ids": [257]} | options
-    return Tokenizer([*map(CODE.get, range(256)), *NAMES], types, [], "gpt-2", chat_template=template, **options)  # type: ignore[list-item]
+    return byte_level([*CODE.values(), *NAMES], types, chat_template=template, **options)
 
 
 def user(text: str) -> dict[str, Any]:
@@ -181,7 +180,7 @@ def test_a_continuation_refuses_templates_that_change_answers() -> None:
 
 
 def test_models_without_a_template_say_so() -> None:
-    bare = Tokenizer([*map(CODE.get, range(256))], np.ones(256, np.int32), [], "gpt-2")  # type: ignore[list-item]
+    bare = byte_level([*CODE.values()], np.ones(256, np.int32))
     for ask in (lambda: bare.encode_chat([user("x")]), lambda: bare.continuation([1], "x")):
         with pytest.raises(TokenizerError, match="no chat template"):
             ask()
@@ -212,8 +211,8 @@ def test_wrong_messages_are_refused_by_key(messages: Any, key: str) -> None:
 def test_cyclic_messages_are_refused() -> None:
     call: list[Any] = []
     call.append(call)
-    with pytest.raises(ConfigError, match="nested too deeply"):
-        ChatTemplate(CHATML).render([{"role": "user", "content": "x", "tool_calls": call}])
+    with pytest.raises(ConfigError, match="nested more than 32 deep"):
+        ChatTemplate(CHATML).render([{"role": "user", "content": "x", "tool_calls": [{"x": call}]}])
 
 
 def test_template_errors_and_refusals_are_typed() -> None:
@@ -298,7 +297,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("case", HOSTILE)
 def test_hostile_templates_end_soon_in_a_typed_error(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_sandbox, "MAX_SECONDS", 0.1)  # to be quick; the real bound is tested below
+    monkeypatch.setattr(chat_budget, "MAX_SECONDS", 0.1)  # to be quick; the real bound is tested below
     before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.thread_time()
     messages = [user("x")]
     with pytest.raises(TokenizerError):
