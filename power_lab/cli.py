@@ -159,7 +159,7 @@ def models_verify(options: argparse.Namespace) -> int:
 
 def _verdict(one: Verified) -> str:
     known = {
-        "ok": f"as the {one.against} says",
+        "ok": f"every byte as expected ({one.against})",
         "new": "nothing was known of it; remembered now",
         "damaged": one.detail,
     }

@@ -94,7 +94,7 @@ class Hashes:
     def _read(self) -> dict[str, object]:
         try:
             known = json.loads(self._file.read_text())
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return {}
         return known if isinstance(known, dict) else {}
 

@@ -16,10 +16,13 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
+from tests.models.trees import gguf
+
 
 @pytest.fixture
 def environment(tmp_path):
-    return {**os.environ, "POWER_LAB_HOME": str(tmp_path / "home")}
+    caches = {"HF_HOME": str(tmp_path / "hf"), "HF_HUB_CACHE": "", "LLAMA_CACHE": str(tmp_path / "llama")}
+    return {**os.environ, **caches, "POWER_LAB_HOME": str(tmp_path / "home")}
 
 
 @pytest.fixture
@@ -71,7 +74,7 @@ def test_version_and_help(power_lab):
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["nonsense"], ["lab", "--port", "70000"], ["run"], ["run", "x.ipynb", "--timeout", "-1"], ["models", "fetch"]],
+    [[], ["nonsense"], ["lab", "--port", "70000"], ["run"], ["run", "x.ipynb", "--timeout", "-1"], ["models", "add"]],
     ids=" ".join,
 )
 def test_wrong_use_is_status_2_without_a_traceback(power_lab, arguments):
@@ -181,20 +184,85 @@ class TestRun:
 
 
 class TestModels:
-    def test_the_list_says_what_is_here(self, power_lab):
-        assert "not here yet: power-lab models fetch smollm2" in power_lab("models").stdout
+    def test_the_list_says_what_is_here(self, power_lab, tmp_path):
+        assert "not here yet: power-lab models add smollm2" in power_lab("models").stdout
         listed = json.loads(power_lab("models", "--json").stdout)
-        assert [(entry["name"], entry["present"], entry["license"]) for entry in listed] == [
-            ("smollm2", False, "Apache-2.0")
+        assert [(entry["name"], entry["present"], entry["license"]) for entry in listed["models"]] == [
+            ("smollm2", False, "Apache-2.0"),
+            ("gemma3-270m", False, "LicenseRef-Gemma"),
         ]
+        (tmp_path / "mine").mkdir()
+        (tmp_path / "mine" / "own.gguf").write_bytes(gguf())
+        done = power_lab("models", "--path", "mine", "--path", "absent")
+        assert "own" in done.stdout
+        assert f"{tmp_path / 'absent'}: no such folder" in done.stdout
+        assert max(map(len, done.stdout.splitlines()[:-2])) <= 80
 
-    @pytest.mark.parametrize("action", ["fetch", "verify"])
+    def test_a_name_that_is_not_utf_8_is_listed_as_json(self, power_lab, tmp_path):
+        (tmp_path / "mine").mkdir()
+        (tmp_path / "mine" / os.fsdecode(b"\xff.gguf")).write_bytes(gguf())
+        done = power_lab("models", "--path", "mine", "--json")
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["models"][-1]["status"] == "ready"
+
+    @pytest.mark.parametrize("action", [("add",), ("verify",), ("remove", "--yes")], ids=lambda action: action[0])
     def test_an_unknown_name_is_refused(self, power_lab, action):
-        done = power_lab("models", action, "nonsense", "--json")
+        done = power_lab("models", *action, "nonsense", "--json")
         assert done.returncode == 2
         error = json.loads(done.stdout)["error"]
         assert error["kind"] == "ConfigError"
         assert "Known models: smollm2" in error["remedy"]
+
+    def test_add_verify_remove(self, power_lab, tmp_path):
+        (tmp_path / "own.gguf").write_bytes(gguf())
+        added = json.loads(power_lab("models", "add", "own.gguf", "--json").stdout)
+        kept = tmp_path / "home" / "cache" / "models" / "own.gguf"
+        assert added["path"] == str(kept)
+        assert power_lab("models", "verify").stdout == "ok       own: every byte as expected (first reading)\n"
+        before = kept.stat()
+        kept.write_bytes(kept.read_bytes().replace(b"mit", b"tim"))
+        os.utime(kept, ns=(before.st_atime_ns, before.st_mtime_ns))
+        done = power_lab("models", "verify", "--json")
+        assert (done.returncode, json.loads(done.stdout)[0]["status"]) == (1, "damaged")
+        assert power_lab("models", "verify", "own").stdout.startswith("damaged  own: own.gguf has ")
+        asked = power_lab("models", "remove", "own")
+        assert (asked.returncode, kept.exists()) == (2, True)
+        assert "--yes" in asked.stderr
+        assert power_lab("models", "remove", "own", "--yes").returncode == 0
+        assert not kept.exists()
+        assert (tmp_path / "own.gguf").exists()
+
+    def test_terms_of_use_are_shown_and_need_a_yes(self, power_lab, tmp_path):
+        done = power_lab("models", "add", "gemma3-270m", "--json")
+        error = json.loads(done.stdout)["error"]
+        assert (done.returncode, error["kind"]) == (2, "LicenseNotAccepted")
+        assert "https://ai.google.dev/gemma/terms" in error["message"]
+        assert "--accept-license" in error["remedy"]
+        assert not list((tmp_path / "home").rglob("*.gguf"))
+
+    @pytest.mark.parametrize(("answer", "status"), [("n", 2), ("", 2), ("yes", 0)])
+    def test_on_a_terminal_they_are_asked_for(self, monkeypatch, capsys, tmp_path, answer, status):
+        """In this process, since a yes would download the model."""
+        from power_lab import cli, models
+        from power_lab.errors import LicenseNotAccepted
+
+        asked = []
+
+        def add(name, paths, progress, *, link, accept_license):
+            asked.append(accept_license)
+            if not accept_license:
+                raise LicenseNotAccepted("These are the terms.", "Accept them.")
+            path = tmp_path / models.CATALOGUE[name].file
+            return models.ModelEntry(name=name, path=path, present=True, source="", size=1)
+
+        monkeypatch.setattr(models, "add", add)
+        monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+        monkeypatch.setattr("builtins.input", lambda question: answer)
+        assert cli.main(["models", "add", "gemma3-270m"]) == status
+        said = capsys.readouterr()
+        assert "These are the terms." in said.out
+        assert asked == [False, True][: 1 + (status == 0)]
+        assert (str(tmp_path / "gemma-3-270m.terms.html") in said.out) == (status == 0)
 
 
 class TestLab:

@@ -13,12 +13,13 @@ from pathlib import Path
 
 import msgspec
 
+from power_lab.engine.weights.mapped import is_plain_name, read_bounded
 from power_lab.errors import ModelFileError
 
 _PART = re.compile(r"(?P<base>.+)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf", re.DOTALL)
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
-_MAX_INDEX_BYTES = 1 << 26  # the largest name some 100,000 tensors
+_MAX_INDEX_BYTES = 1 << 25  # the largest have 9 MB
 _MAX_PARTS = 4096
 _CONFIG = "config.json"
 _TEXT_SIDE = (
@@ -53,6 +54,11 @@ class ModelFiles:
     problem: str = ""
 
     @property
+    def lone(self) -> bool:
+        """Whether it is one .gguf file."""
+        return self.format == "gguf" and len(self.files) == 1
+
+    @property
     def folder(self) -> Path:
         return self.path if self.format != "gguf" else self.path.parent
 
@@ -65,8 +71,8 @@ class ModelFiles:
         return part["base"] if part else self.path.name.removesuffix(".gguf")
 
     def size(self) -> int:
-        """Bytes on disk. Raises OSError when a file has gone meanwhile."""
-        return sum(file.stat().st_size for file in self.files)
+        """Bytes on disk; of a model with a problem, of what there is. Raises OSError when a file has gone meanwhile."""
+        return sum(file.stat().st_size for file in self.files if not self.problem or file.is_file())
 
     def marks(self) -> list[list[int]]:
         """Size, time and inode of every file: while they stay, so do the bytes. Raises OSError."""
@@ -104,6 +110,10 @@ def folder_model(folder: Path, names: Iterable[str]) -> ModelFiles | None:
         return None
     beside = [folder / name for name in (_CONFIG, *_TEXT_SIDE) if name in here]
     weights = [_SINGLE] if _SINGLE in here else sorted(name for name in here if name.endswith(".safetensors"))
+    other = next((name for name in sorted(here) if is_gguf(name)), _INDEX if _SINGLE in here and _INDEX in here else "")
+    if weights and other:  # which one is meant cannot be told
+        files = tuple(sorted([*beside, *(folder / name for name in weights)]))
+        return ModelFiles(folder, "safetensors", files, f"unsupported: {weights[0]} and {other} in one folder")
     try:
         if _INDEX in here:
             beside.append(folder / _INDEX)
@@ -127,15 +137,12 @@ class _ShardIndex(msgspec.Struct):
 def _indexed(path: Path) -> list[str]:
     """The weight files that an index names. Raises ModelFileError when it is malformed or leaves the folder."""
     try:
-        with path.open("rb") as file:
-            raw = file.read(_MAX_INDEX_BYTES + 1)
-        if len(raw) > _MAX_INDEX_BYTES:
-            raise ModelFileError(f"{path.name} is longer than {_MAX_INDEX_BYTES} bytes.")
+        raw = read_bounded(path, _MAX_INDEX_BYTES)
         names = sorted(set(msgspec.json.decode(raw, type=_ShardIndex).weight_map.values()))
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ModelFileError(f"{path.name} cannot be read: {error}.") from error
     for name in names:
-        if "/" in name or "\\" in name or "\0" in name or name in ("", ".", ".."):
+        if not is_plain_name(name):
             raise ModelFileError(f"{path.name} names {name!r}, which leaves the folder.")
     if len(names) > _MAX_PARTS:
         raise ModelFileError(f"{path.name} names {len(names)} files.")
@@ -190,10 +197,15 @@ def _whole(path: Path) -> ModelFiles:
     return _sharded(path.parent, count, sorted(alike))
 
 
+def real_path(path: Path) -> Path:
+    """The path with links followed. Unlike Path.resolve it also gives one for links in a circle."""
+    return Path(os.path.realpath(path))
+
+
 def settled(path: Path) -> Path:
     """The path with links followed, as far as the name keeps its kind: the Hugging Face cache keeps bytes under their digest alone."""
-    real = Path(os.path.realpath(path))
-    return real if real.suffix == path.suffix else Path(os.path.realpath(path.parent), path.name)
+    real = real_path(path)
+    return real if real.suffix == path.suffix else real_path(path.parent) / path.name
 
 
 def is_gguf(name: str) -> bool:

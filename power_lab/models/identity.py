@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from power_lab.hashes import Hashes
+from power_lab.models.files import real_path
 from power_lab.models.progress import Report
 
 _TAG = b"power-lab model files v1\0"
@@ -22,7 +23,7 @@ def file_digests(files: tuple[Path, ...], hashes: Hashes, report: Report) -> dic
             report("checking SHA-256", before + done, total)
 
         size = file.stat().st_size
-        found[file.name] = size, hashes.of(file.resolve(), step)
+        found[file.name] = size, hashes.of(real_path(file), step)
         before += size
     return found
 

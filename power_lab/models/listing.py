@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain, count
 from pathlib import Path
 
 import msgspec
@@ -12,6 +13,7 @@ from power_lab.hashes import Hashes
 from power_lab.models.catalogue import CATALOGUE, Packaged
 from power_lab.models.entry import Listing, ModelEntry
 from power_lab.models.facts import Facts, FactsCache
+from power_lab.models.files import real_path
 from power_lab.models.fit import fit_of, free_memory
 from power_lab.models.places import Found, find
 
@@ -40,10 +42,16 @@ def named(found: Iterable[Found], paths: Paths, catalogue: dict[str, Packaged]) 
     result: list[tuple[str, Found]] = []
     for model in found:
         if model.files.path not in known:
-            name = next((name for name in model.names if name not in used), model.names[-1])
+            *_, last = names = [_text(name) for name in model.names]
+            name = next(name for name in chain(names, (f"{last}#{n}" for n in count(2))) if name not in used)
             used.add(name)
             result.append((name, model))
     return result
+
+
+def _text(name: str) -> str:
+    """The name as text that any program can take; of one that is not UTF-8 the nearest."""
+    return name.encode(errors="surrogateescape").decode(errors="replace")
 
 
 def _catalogued(model: Packaged, paths: Paths, found: list[Found], cache: FactsCache, free: int) -> ModelEntry:
@@ -89,9 +97,9 @@ def _entry(name: str, model: Found, facts: Facts, hashes: Hashes, free: int) -> 
         name=name,
         path=files.path,
         present=True,
-        source=model.source,
+        source=_text(model.source),
         size=files.size(),
-        sha256=hashes.recall(files.path.resolve()) if files.format == "gguf" and len(files.files) == 1 else "",
+        sha256=hashes.recall(real_path(files.path)) if files.lone and not files.problem else "",
         license=facts.license,
         format=files.format,
     )

@@ -124,7 +124,7 @@ def _doomed(model: str, paths: Paths, catalogue: dict[str, Packaged]) -> tuple[M
 def _stored_name(found: Found) -> str:
     """The name in the store: a lone file keeps its own, everything else becomes a folder."""
     files = found.files
-    if files.format == "gguf" and len(files.files) == 1:
+    if files.lone:
         return files.path.name
     name = files.stem if files.format == "gguf" else found.names[0].rpartition("/")[2]
     return name.partition("@")[0].lstrip(".") or "model"

@@ -14,10 +14,13 @@ from itertools import islice
 from pathlib import Path
 
 from power_lab.engine.config import Paths
-from power_lab.models.files import ModelFiles, folder_model, gguf_models, is_gguf
+from power_lab.engine.weights.mapped import read_bounded
+from power_lab.errors import ModelFileError
+from power_lab.models.files import ModelFiles, folder_model, gguf_models, is_gguf, real_path
 
 MAX_DEPTH = 6
 MAX_ENTRIES = 50_000  # of one place, files and folders together
+_MAX_REFERENCE_BYTES = 200
 _REVISION = 8  # letters of a commit that are shown
 
 OWN, HUB, LLAMA_CPP = "power-lab", "Hugging Face cache", "llama.cpp cache"
@@ -111,7 +114,7 @@ def _once(found: list[Found]) -> list[Found]:
     seen: set[Path] = set()
     kept: list[Found] = []
     for model in found:
-        place = Path(os.path.realpath(model.files.path))
+        place = real_path(model.files.path)
         if place not in seen:
             seen.add(place)
             kept.append(model)
@@ -181,11 +184,9 @@ def hub_name(path: Path) -> str:
 
 
 def _reference(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return file.read(200).decode("ascii", "replace").strip()
-    except OSError:
-        return ""
+    with suppress(ModelFileError):  # a FIFO, a folder, a novel
+        return read_bounded(path, _MAX_REFERENCE_BYTES).decode("ascii", "replace").strip()
+    return ""
 
 
 def _folders(folder: Path) -> list[Path]:

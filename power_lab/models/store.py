@@ -11,7 +11,7 @@ from power_lab.hashes import Hashes
 from power_lab.models.catalogue import CATALOGUE, Packaged, Terms
 from power_lab.models.download import bring, how_to_get
 from power_lab.models.entry import ModelEntry
-from power_lab.models.files import ModelFiles, is_gguf, model_at, settled
+from power_lab.models.files import ModelFiles, is_gguf, model_at, real_path, settled
 from power_lab.models.identity import file_digests, identity
 from power_lab.models.listing import catalogue_entry, named
 from power_lab.models.places import Found, find, hub_name
@@ -82,7 +82,7 @@ def fetch(
         with reporting(progress) as report, locked(paths.models / f".{name}.lock", report):
             entry = catalogue_entry(model, paths)
             if entry.present:
-                Hashes(paths.models).forget(entry.path.resolve())
+                Hashes(paths.models).forget(real_path(entry.path))
                 with suppress(DownloadError):  # wrong bytes under the right name: fetch it anew
                     return _matching(entry, model, paths, report)
             if model.terms is not None and not accept_license:
@@ -165,7 +165,7 @@ def deciding(files: ModelFiles) -> tuple[tuple[Path, ...], str]:
 
     Raises ModelFileError when a model in several files is not sound.
     """
-    if files.format == "gguf" and len(files.files) == 1:
+    if files.lone:
         return files.files, ""
     from power_lab.models.facts import member_files
 

@@ -16,7 +16,7 @@ from power_lab.hashes import Hashes
 from power_lab.models.catalogue import CATALOGUE, Packaged
 from power_lab.models.download import how_to_get
 from power_lab.models.facts import read_facts
-from power_lab.models.files import ModelFiles
+from power_lab.models.files import ModelFiles, real_path
 from power_lab.models.identity import identity
 from power_lab.models.listing import catalogue_entry, named
 from power_lab.models.places import OWN, find
@@ -101,7 +101,7 @@ def _read(
         def step(done: int, before: int = before) -> None:
             report(f"verifying: {name}", before + done, total)
 
-        real = file.resolve()
+        real = real_path(file)
         size = real.stat().st_size
         digest, first = hashes.check(real, step)
         known = {"catalogue": packaged.sha256 if packaged else "", **_blob(real), "first reading": first}
