@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from power_lab.engine.weights.checkpoint import open_checkpoint
 from power_lab.engine.weights.config_json import JsonConfig
 from power_lab.engine.weights.gguf_model import GgufModel
-from power_lab.engine.weights.mapped import is_plain_name, member
+from power_lab.engine.weights.mapped import is_plain_name, member, read_bounded
 from power_lab.errors import ModelFileError
 from tests.engine.weights.ggufs import STRING, Gguf, Tensor, pair
 from tests.fuzz.originals import parts, safe
@@ -301,3 +301,10 @@ def test_a_config_for_hashing_is_the_file_itself(tmp_path: Path) -> None:
     fill(tmp_path, {"config.json": CONFIG, "model.safetensors": WEIGHTS})
     with open_checkpoint(tmp_path) as checkpoint:
         assert json.loads(checkpoint.files[0].read_bytes()) == checkpoint.metadata.values
+
+
+def test_what_the_system_cannot_map_or_read_is_refused() -> None:
+    with pytest.raises(ModelFileError, match="/sys/devices/system/cpu/online: cannot be mapped"):
+        open_checkpoint("/sys/devices/system/cpu/online")
+    with pytest.raises(ModelFileError, match="/proc/self/mem: cannot be read"):
+        read_bounded(Path("/proc/self/mem"), 10)
