@@ -148,7 +148,7 @@ def mutate_safetensors(data: bytes, rng: random.Random) -> bytes:
     elif way < 0.92:
         return mutate_bytes(data, rng)
     size = len(header) if rng.random() < 0.9 else rng.choice((*EDGES, len(header) - 1, len(header) + 1))
-    return struct.pack("<Q", size) + header + rest
+    return struct.pack("<Q", size % (1 << 64)) + header + rest
 
 
 def mutate_json(data: bytes, rng: random.Random) -> bytes:
