@@ -11,10 +11,10 @@ through `empty`/`asarray`, reads them back through `tohost`, and slices leading 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     import numpy as np
 
@@ -25,6 +25,7 @@ SPLIT = 256  # keys of one canonical KV split: reductions over keys are cut at a
 
 Array = Any
 Activation = Literal["silu", "gelu_tanh"]
+Progress: TypeAlias = "Callable[[int, int, str], None]"  # steps done, steps in all, name of the step
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -145,7 +146,11 @@ class Ops(Protocol):
     def tohost(self, array: Array) -> np.ndarray: ...
 
     def weight(self, type: QuantType, rows: int, cols: int, host: np.ndarray) -> Weight:
-        """Prepare a stored matrix for this device. Raises ModelFileError naming the type if it has no kernel."""
+        """Prepare a stored matrix for this device. Raises ModelFileError naming the type if it has no kernel.
+
+        `host` is any array of the matrix's bytes; rows of a larger matrix (one of fused projections) are such an array, and on the CPU
+        nothing is copied.
+        """
         ...
 
     def vector(self, type: QuantType, host: np.ndarray) -> Array:
@@ -248,12 +253,12 @@ class Ops(Protocol):
         """Log-softmax of the raw logits: (f32 [Q] of `tokens`, int32 [Q, top] ids, f32 [Q, top] values, best first)."""
         ...
 
-    def warm_up(self, progress: Any = None) -> None:
-        """Compile (or load from cache) every kernel; `progress(done, total, name)` is called as they come."""
+    def warm_up(self, progress: Progress | None = None) -> None:
+        """Compile (or load from cache) every kernel that all models use; `progress(done, total, name)` is called as they come."""
         ...
 
-    def prepare(self, types: Iterable[QuantType], progress: Any = None) -> None:
-        """Compile (or load from cache) what weights of these storage types need; `weight` does it for types unseen before."""
+    def prepare(self, types: Iterable[QuantType], progress: Progress | None = None) -> None:
+        """Compile (or load from cache) what reads weights of these types. A type not named here is prepared by its first weight."""
         ...
 
     def close(self) -> None:

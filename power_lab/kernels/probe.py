@@ -59,17 +59,43 @@ def probe(ops: Ops, shapes: Shapes) -> None:
 
 def random_weight(ops: Ops, type: QuantType, rows: int, cols: int, rng: np.random.Generator) -> Weight:
     """A weight of random stored values of ordinary size."""
-    if type in (QuantType.Q4_1, QuantType.Q8_0):
-        size = GEOMETRY[type][1]
-        blocks = rng.integers(0, 256, (rows * row_bytes(type, cols) // size, size), dtype=np.uint8)
-        scales = rng.uniform(-0.02, 0.02, (len(blocks), 2)).astype(np.float16).view(np.uint8)
-        header = 4 if type == QuantType.Q4_1 else 2
-        blocks[:, :header] = scales[:, :header]
-        return ops.weight(type, rows, cols, blocks.reshape(rows, -1))
-    values = rng.standard_normal((rows, cols), dtype=np.float32)
-    if type == QuantType.BF16:
-        return ops.weight(type, rows, cols, (values.view(np.uint32) >> 16).astype(np.uint16))
-    return ops.weight(type, rows, cols, values.astype(np.float16) if type == QuantType.F16 else values)
+    return ops.weight(type, rows, cols, random_blocks(type, rows, cols, rng))
+
+
+def random_blocks(type: QuantType, rows: int, cols: int, rng: np.random.Generator) -> np.ndarray:
+    """uint8 [rows, bytes per row]: any codes, and scales that make values of ordinary size."""
+    if type in (QuantType.F32, QuantType.F16, QuantType.BF16):
+        values = rng.standard_normal((rows, cols), dtype=np.float32)
+        if type == QuantType.BF16:
+            return (values.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
+        return values.astype(np.float16 if type == QuantType.F16 else np.float32).view(np.uint8)
+    size, pitch = GEOMETRY[type][1], row_bytes(type, cols)
+    blocks = rng.integers(0, 256, (rows * pitch // size, size), dtype=np.uint8)
+    if type == QuantType.MXFP4:
+        blocks[:, 0] = rng.integers(118, 126, len(blocks))
+    else:
+        largest, places = _SCALES[type]
+        for at in places:
+            scales = rng.uniform(-2.0 / largest, 2.0 / largest, len(blocks)).astype(np.float16)
+            blocks[:, at : at + 2] = scales[:, None].view(np.uint8)
+    return blocks.reshape(rows, pitch)
+
+
+_SCALES: dict[QuantType, tuple[int, tuple[int, ...]]] = {
+    QuantType.Q4_0: (8, (0,)),
+    QuantType.Q4_1: (15, (0, 2)),
+    QuantType.Q5_0: (16, (0,)),
+    QuantType.Q5_1: (31, (0, 2)),
+    QuantType.Q8_0: (128, (0,)),
+    QuantType.Q2_K: (15 * 3, (80, 82)),
+    QuantType.Q3_K: (32 * 4, (108,)),
+    QuantType.Q4_K: (63 * 15, (0, 2)),
+    QuantType.Q5_K: (63 * 31, (0, 2)),
+    QuantType.Q6_K: (128 * 32, (208,)),
+    QuantType.IQ4_NL: (127, (0,)),
+    QuantType.IQ4_XS: (32 * 127, (0,)),
+}
+"""type -> (largest number that a block's scale multiplies, byte offsets of its f16 scales)."""
 
 
 def _check(kernel: str, count: int, together: np.ndarray, alone: Iterable[tuple[int, np.ndarray]]) -> None:

@@ -9,33 +9,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from power_lab.kernels.dequantise import dequantise
+from power_lab.kernels.ops import Activation
 from power_lab.kernels.quants import QuantType, row_bytes
 
 
 def dequantize(type: QuantType, data: np.ndarray, rows: int, cols: int) -> Tensor:
     """f32 [rows, cols] of a stored matrix; `data` is any array of its bytes. Source: ggml's block formats."""
-    raw = torch.from_numpy(np.array(data).view(np.uint8).reshape(rows, row_bytes(type, cols)))
-    if type == QuantType.F32:
-        return raw.view(torch.float32)
-    if type in (QuantType.F16, QuantType.BF16):
-        return raw.view(torch.float16 if type == QuantType.F16 else torch.bfloat16).float()
-    blocks = raw.reshape(rows * cols // 32, -1)
-    scale = blocks[:, :2].contiguous().view(torch.float16).float()
-    if type == QuantType.Q8_0:
-        return (scale * blocks[:, 2:].contiguous().view(torch.int8).float()).reshape(rows, cols)
-    minimum = blocks[:, 2:4].contiguous().view(torch.float16).float()
-    nibbles = torch.cat([blocks[:, 4:] & 15, blocks[:, 4:] >> 4], dim=1)
-    return (scale * nibbles.float() + minimum).reshape(rows, cols)
+    raw = np.ascontiguousarray(data).view(np.uint8).reshape(rows, row_bytes(type, cols))
+    return torch.from_numpy(dequantise(raw, type, cols))
 
 
-def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """x [R, K], weight [N, K] -> f64 [R, N]."""
-    return x.double() @ weight.double().T
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x [R, K], weight [N, K], bias [N] -> f64 [R, N]."""
+    product = x.double() @ weight.double().T
+    return product if bias is None else product + bias.double()
 
 
-def gate_up(x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
-    """silu(x Wg^T) * (x Wu^T)."""
-    return torch.nn.functional.silu(linear(x, gate)) * linear(x, up)
+def gate_up(x: Tensor, gate: Tensor, up: Tensor, activation: Activation = "silu") -> Tensor:
+    """f(x Wg^T) * (x Wu^T)."""
+    g = linear(x, gate)
+    active = torch.nn.functional.silu(g) if activation == "silu" else torch.nn.functional.gelu(g, approximate="tanh")
+    return active * linear(x, up)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-import gguf
 import numpy as np
 import torch
 
@@ -12,12 +11,14 @@ from power_lab.engine.config import Paths
 from power_lab.kernels import reference
 from power_lab.kernels.numba.ops import NumbaOps
 from power_lab.kernels.ops import BLOCK, Batch, KVCache, SampleRows, Weight
-from power_lab.kernels.quants import QuantType
+from power_lab.kernels.probe import random_blocks
+from power_lab.kernels.quants import GEOMETRY, QuantType
 
 CACHE = Paths.default().kernels
-SHAPES = {  # a real one, edges of tiles and strips, and rows that are no whole number of vectors
-    QuantType.Q4_1: ((96, 576), (37, 64), (1, 32)),
-    QuantType.Q8_0: ((96, 576), (130, 96), (3, 32)),
+BLOCKS_OF_32 = ((96, 576), (37, 64), (1, 32), (130, 96))
+BLOCKS_OF_256 = ((96, 768), (37, 256), (1, 512))
+SHAPES = {  # real ones, edges of tiles and strips, and rows that are no whole number of vectors
+    **{type: BLOCKS_OF_32 if values == 32 else BLOCKS_OF_256 for type, (values, _) in GEOMETRY.items()},
     QuantType.F32: ((70, 64), (5, 24), (2, 1)),
     QuantType.F16: ((70, 64), (5, 40), (33, 17)),
     QuantType.BF16: ((70, 64), (5, 24), (33, 31)),
@@ -34,11 +35,10 @@ def one_thread() -> NumbaOps:
     return NumbaOps(CACHE, 1)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=128)
 def weight(type: QuantType, rows: int, cols: int) -> tuple[Weight, torch.Tensor]:
     """A stored random matrix, and its values."""
-    values = np.random.default_rng(rows * 10007 + cols).standard_normal((rows, cols)).astype(np.float32)
-    stored = np.ascontiguousarray(gguf.quants.quantize(values, gguf.GGMLQuantizationType(int(type))))
+    stored = random_blocks(type, rows, cols, np.random.default_rng(rows * 10007 + cols))
     return two_threads().weight(type, rows, cols, stored), reference.dequantize(type, stored, rows, cols)
 
 

@@ -17,12 +17,16 @@ from power_lab.errors import ConfigError, ExactnessError
 from power_lab.kernels.numba import identity
 from power_lab.kernels.numba.ops import NumbaOps
 from power_lab.kernels.ops import Array, Weight
-from power_lab.kernels.probe import Shapes, probe, random_weight
+from power_lab.kernels.probe import AttentionShape, Shapes, probe, random_weight
 from power_lab.kernels.quants import QuantType
 from power_lab.kernels.table import select
 from tests.kernels import data
 
-SMALL = Shapes(frozenset((type, 48, 96) for type in data.SHAPES), 4, 2, 16)
+SMALL = Shapes(
+    frozenset((type, 48, 256) for type in QuantType),
+    frozenset({AttentionShape(4, 2, 16)}),
+    frozenset({"silu", "gelu_tanh"}),
+)
 
 ONE_KERNEL = """
 import sys
@@ -33,7 +37,7 @@ assert catalogue.open_cache(Path(sys.argv[1]) / identity.digest()[:16]) == ""
 x, out = np.arange(48, dtype=np.float32)[None], np.zeros((1, 48), np.float32)
 kernel, signature = catalogue.ENTRIES["norm"]
 kernel.compile(signature)
-kernel(np.zeros(128, np.int64), x, np.zeros((0, 1), np.float32), np.ones(48, np.float32), 1e-5, out)
+kernel(np.zeros(128, np.int64), x, np.zeros((0, 1), np.float32), np.zeros(0, np.float32), np.ones(48, np.float32), 1e-5, out)
 print(sum(kernel.stats.cache_hits.values()), out.tobytes().hex())
 """
 
@@ -129,7 +133,7 @@ class Broken(NumbaOps):
 
 
 def test_probe_names_the_kernel_that_breaks_the_promise() -> None:
-    with pytest.raises(ExactnessError, match=r"linear F32 \[48, 96\].*row 32.*among 33"):
+    with pytest.raises(ExactnessError, match=r"linear F32 \[48, 256\].*row 32.*among 33"):
         probe(Broken(data.CACHE, 1), SMALL)
 
 

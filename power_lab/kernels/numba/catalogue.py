@@ -12,7 +12,8 @@ from typing import Any
 import numba
 from numba import types
 
-from power_lab.kernels.numba import attention, embed, linear, logprobs, norm, rope, sample, work
+from power_lab.kernels.numba import attention, embed, linear, logprobs, norm, rope, rows, sample, work
+from power_lab.kernels.quants import QuantType
 
 FLAG, WHOLE, REAL = types.boolean, types.int64, types.float64
 
@@ -27,12 +28,12 @@ l1, l2 = (_array(types.int64, dims) for dims in (1, 2))
 d2 = _array(types.float64, 2)
 
 ENTRIES: dict[str, tuple[Any, tuple[types.Type, ...]]] = {
-    "linear": (linear.linear, (l1, f2, l2, f2, WHOLE)),
+    "linear": (linear.linear, (l1, f2, l2, f2, f1, WHOLE)),
     "attention": (attention.attention, (l1, f2, i1, i1, i2, WHOLE, REAL, f4, f4, f2, WHOLE, REAL, f1)),
     "softcap": (attention.softcap, (f2, REAL)),
     "norm": (norm.norm, (l1, f2, f2, f1, f1, REAL, f2)),
     "rope_write": (rope.rope_write, (l1, f2, i1, l1, f3, FLAG, WHOLE, f4, f4, f1, f1, REAL)),
-    "embed": (embed.embed, (l2, i1, f2, f2)),
+    "embed": (embed.embed, (l2, i1, f2, REAL, f2)),
     "gather": (embed.gather, (f2, i1, f2)),
     "sample": (sample.sample, (l1, f2, f2, l2, i1, l2, i1, f1, i1, f3, i2, l2, d2)),
     "logprobs": (logprobs.logprobs, (l1, f2, i1, f1, i2, f2)),
@@ -62,6 +63,12 @@ def compile_entries(progress: Callable[[int, int, str], None] | None) -> None:
             kernel.disable_compile()
         if progress is not None:
             progress(done, len(ENTRIES) + 1, name)
+
+
+def compile_type(type: QuantType, folder: Path | None) -> rows.RowFunctions:
+    """The functions of one storage type, from the cache in `folder` where there is one."""
+    with _COMPILING:
+        return rows.functions(type, folder)
 
 
 @cache

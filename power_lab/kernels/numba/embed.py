@@ -2,36 +2,28 @@
 
 from __future__ import annotations
 
-from numba import njit
+import numpy as np
+from numba import carray, njit
 
-from power_lab.kernels.numba import tiles
-from power_lab.kernels.numba.linear import BF16, F16, F32, Q4_1, Q8_0
-from power_lab.kernels.numba.vector import address
-
-f32_row, f16_row, q4_1_row, q8_0_row, bf16_row = (tiles.unpack(kind, 1) for kind in (F32, F16, Q4_1, Q8_0, BF16))
+from power_lab.kernels.numba.rows import ROW, WORDS, call_unpack
+from power_lab.kernels.numba.vector import address, i64_pointer
 
 
 @njit(nogil=True)
-def embed(weights, ids, out, scratch):
-    """weights int64 [1, 6] as in `linear`, ids int32 [R], out f32 [R, K], scratch f32 [threads, >= K + 15]."""
-    kind, base, k, pitch = weights[0, 0], weights[0, 1], weights[0, 3], weights[0, 4]
-    to = address(scratch)
+def embed(weights, ids, out, scale, scratch):
+    """out[r] = row ids[r] * f32(scale). weights int64 [1, 6] as in `linear`, ids int32 [R], out f32 [R, K].
+
+    scratch f32 [threads, >= K + 15].
+    """
+    base, k, pitch = weights[0, 1], weights[0, 3], weights[0, 4]
+    unpack = carray(i64_pointer(weights[0, 0]), WORDS)[ROW]
+    to, factor = address(scratch), np.float32(scale)
     for r in range(ids.shape[0]):
         if not 0 <= ids[r] < weights[0, 2]:
             raise IndexError("token id outside the embedding table")
-        at = base + ids[r] * pitch
-        if kind == Q4_1:
-            q4_1_row(at, pitch, 1, k, to)
-        elif kind == Q8_0:
-            q8_0_row(at, pitch, 1, k, to)
-        elif kind == F16:
-            f16_row(at, pitch, 1, k, to)
-        elif kind == BF16:
-            bf16_row(at, pitch, 1, k, to)
-        else:
-            f32_row(at, pitch, 1, k, to)
+        call_unpack(unpack, base + ids[r] * pitch, pitch, 1, k, to)
         for i in range(k):
-            out[r, i] = scratch[0, i]
+            out[r, i] = scratch[0, i] * factor
 
 
 @njit(nogil=True)

@@ -7,22 +7,22 @@ from pathlib import Path
 
 import llvmlite
 import numba
-from numba.core.registry import cpu_target
 
-from power_lab.kernels.numba import attention, norm, rope, tiles
+from power_lab.kernels.numba import attention, linear, machine, norm, rope, tiles
 
 DOMAIN = b"power-lab/arithmetic/numba/1"
 
 
 def instruction_path() -> str:
     """Target triple, processor name and features that Numba compiles for."""
-    return "|".join(map(str, cpu_target.target_context.codegen().magic_tuple()))
+    host = machine.host()
+    return f"{host.triple}|{host.cpu}|{host.features}"
 
 
 def sources() -> list[Path]:
     """Every file whose text can change a kernel."""
     here = Path(__file__).parent
-    return sorted(here.glob("*.py")) + [here.parent / name for name in ("ops.py", "quants.py")]
+    return sorted(here.rglob("*.py")) + [here.parent / name for name in ("ops.py", "quants.py", "layouts.py")]
 
 
 def digest() -> str:
@@ -33,12 +33,13 @@ def digest() -> str:
         numba.__version__,
         llvmlite.__version__,
         tiles.PLAN,
+        linear.PLAN,
         norm.PLAN,
         rope.PLAN,
         attention.PLAN,
     ]
     for path in sources():
-        parts += [path.name, hashlib.sha256(path.read_bytes()).hexdigest()]
+        parts += [path.relative_to(Path(__file__).parents[1]).as_posix(), hashlib.sha256(path.read_bytes()).hexdigest()]
     for part in parts:
         data = part.encode()
         h.update(len(data).to_bytes(8, "little") + data)

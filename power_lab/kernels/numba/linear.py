@@ -1,36 +1,30 @@
 """Matrix products with stored weights, and the gated activation that follows two of them.
 
-Up to `DIRECT_ROWS` activation rows, tiles read the stored blocks and unpack them in registers. Beyond, a panel of weight rows is unpacked
+For few activation rows, tiles read the stored blocks and unpack them in registers. Beyond, a panel of weight rows is unpacked
 once into scratch and reused by all row tiles. Both run `tiles.PLAN`, so the bits agree.
 
-A weight is described by one int64 row: kind, address, N, K, bytes per row, first output column.
+A weight is described by one int64 row: address of its type's `rows` table, address of its values, N, K, bytes per row, first output
+column.
 """
 
 from __future__ import annotations
 
 from numba import carray, njit, types
 
-from power_lab.kernels.numba import tiles
+from power_lab.kernels.numba import machine
 from power_lab.kernels.numba import vector as v
-from power_lab.kernels.numba.formats import PANEL
+from power_lab.kernels.numba.formats.plain import Panel
+from power_lab.kernels.numba.rows import DIRECT_ROWS, PANEL_ROWS, PANELS, WORDS, call_tile, call_unpack
 from power_lab.kernels.numba.team import LINEAR, THREADS, share
+from power_lab.kernels.numba.tiles import Tile
 from power_lab.kernels.numba.vector import LANES, Builder, Span, Value, address, i64_pointer
-from power_lab.kernels.quants import QuantType
 
-DIRECT_ROWS = 8
 STRIP = 32  # weight rows, so output columns, that are worked on at a time
-TILE_COLS = 4
-
-F32, F16, Q4_1, Q8_0, BF16 = (int(QuantType[name]) for name in ("F32", "F16", "Q4_1", "Q8_0", "BF16"))
-
-f32_1, f16_1, bf16_1, q4_1_1, q8_0_1 = (tiles.tile(kind, 1, 4) for kind in (F32, F16, BF16, Q4_1, Q8_0))
-f32_4, f16_4, bf16_4, q4_1_4, q8_0_4 = (tiles.tile(kind, 4, 4) for kind in (F32, F16, BF16, Q4_1, Q8_0))
-q4_1_2, q8_0_2 = (tiles.tile(kind, 2, 4) for kind in (Q4_1, Q8_0))
-q4_1_8, q8_0_8 = (tiles.tile(kind, 8, 2) for kind in (Q4_1, Q8_0))
-panel_tile = tiles.tile(PANEL, 4, TILE_COLS)
-f32_unpack, f16_unpack, q4_1_unpack, q8_0_unpack, bf16_unpack = (
-    tiles.unpack(kind, TILE_COLS) for kind in (F32, F16, Q4_1, Q8_0, BF16)
-)
+TILE_ROWS = 4  # activation rows of a tile that reads panels
+NONE, SILU, GELU_TANH = range(3)
+ACTIVATIONS = {"silu": SILU, "gelu_tanh": GELU_TANH}
+PLAN = "silu(g) = g / (1 + e^-g); gelu_tanh(g) = g / (1 + e^-2u), u = sqrt(2 / pi) (g + 0.044715 g^3) as g * fma(g^2, b, a)"
+DESCRIPTION = 6  # words of a weight
 
 
 def scratch_floats(cols: int, rows: int) -> int:
@@ -38,94 +32,68 @@ def scratch_floats(cols: int, rows: int) -> int:
     return STRIP * (cols + LANES) + STRIP * rows
 
 
+def _emit_panel_tile(b: Builder, *args: Value) -> None:
+    Tile(Panel(machine.host(), PANEL_ROWS), TILE_ROWS, PANEL_ROWS).emit(b, *args)
+
+
 def _emit_silu_mul(b: Builder, gate: Value, up: Value, out: Value, count: Value) -> None:
     def body(span: Span) -> None:
-        g, one = span.load(gate), v.const(v.vec(v.F32), 1.0)
-        span.store(b.fmul(b.fdiv(g, b.fadd(one, v.exp(b, b.fneg(g)))), span.load(up)), out)
+        g = span.load(gate)
+        span.store(b.fmul(_divided(b, g, b.fneg(g)), span.load(up)), out)
 
     v.sweep(b, count, body)
 
 
+def _emit_gelu_mul(b: Builder, gate: Value, up: Value, out: Value, count: Value) -> None:
+    """The tanh form of GELU (Hendrycks and Gimpel 2016, arXiv:1606.08415): g (1 + tanh u) / 2 = g / (1 + e^-2u)."""
+
+    def body(span: Span) -> None:
+        g = span.load(gate)
+        twice = 2 * (2 / 3.141592653589793) ** 0.5
+        slope = v.fma(b, b.fmul(g, g), _floats(-0.044715 * twice), _floats(-twice))
+        span.store(b.fmul(_divided(b, g, b.fmul(g, slope)), span.load(up)), out)
+
+    v.sweep(b, count, body)
+
+
+def _divided(b: Builder, g: Value, exponent: Value) -> Value:
+    """g / (1 + e^exponent)."""
+    return b.fdiv(g, b.fadd(_floats(1.0), v.exp(b, exponent)))
+
+
+def _floats(value: float) -> Value:
+    return v.const(v.vec(v.F32), value)
+
+
+def _emit_add(b: Builder, x: Value, y: Value, count: Value) -> None:
+    """x += y."""
+    v.sweep(b, count, lambda span: span.store(b.fadd(span.load(x), span.load(y)), x))
+
+
+panel_tile = v.routine("panel_tile", types.void, [types.int64] * Tile.arguments, _emit_panel_tile)
 silu_mul = v.routine("silu_mul", types.void, [types.int64] * 4, _emit_silu_mul)
-
-
-@njit(nogil=True, inline="always")
-def _unpack(kind, w, pitch, n, k, panel):
-    """Unpack n weight rows into consecutive tile panels."""
-    if kind == Q4_1:
-        q4_1_unpack(w, pitch, n, k, panel)
-    elif kind == Q8_0:
-        q8_0_unpack(w, pitch, n, k, panel)
-    elif kind == F16:
-        f16_unpack(w, pitch, n, k, panel)
-    elif kind == BF16:
-        bf16_unpack(w, pitch, n, k, panel)
-    else:
-        f32_unpack(w, pitch, n, k, panel)
+gelu_mul = v.routine("gelu_mul", types.void, [types.int64] * 4, _emit_gelu_mul)
+add_row = v.routine("add_row", types.void, [types.int64] * 3, _emit_add)
 
 
 @njit(nogil=True, inline="always")
 def _panel(x, rows, panel, n, k, out, pitch):
     """out[:rows, :n] from unpacked panels; four rows of x stay in the nearest cache while the panels pass by."""
-    size = (k + LANES - 1) // LANES * LANES * TILE_COLS * 4
-    for r in range(0, rows, 4):
-        panel_tile(x + r * k * 4, k * 4, min(4, rows - r), panel, size, n, k, out + r * pitch, pitch)
-
-
-@njit(nogil=True, inline="always")
-def _direct(kind, x, rows, w, w_pitch, n, k, out, pitch):
-    """out[:rows, :n] for few rows, straight from the stored values."""
-    xs = k * 4
-    if kind == Q4_1:
-        if rows == 1:
-            q4_1_1(x, xs, rows, w, w_pitch, n, k, out, pitch)
-        elif rows == 2:
-            q4_1_2(x, xs, rows, w, w_pitch, n, k, out, pitch)
-        elif rows <= 4:
-            q4_1_4(x, xs, rows, w, w_pitch, n, k, out, pitch)
-        else:
-            q4_1_8(x, xs, rows, w, w_pitch, n, k, out, pitch)
-    elif kind == Q8_0:
-        if rows == 1:
-            q8_0_1(x, xs, rows, w, w_pitch, n, k, out, pitch)
-        elif rows == 2:
-            q8_0_2(x, xs, rows, w, w_pitch, n, k, out, pitch)
-        elif rows <= 4:
-            q8_0_4(x, xs, rows, w, w_pitch, n, k, out, pitch)
-        else:
-            q8_0_8(x, xs, rows, w, w_pitch, n, k, out, pitch)
-    elif kind == F16:
-        if rows == 1:
-            f16_1(x, xs, rows, w, w_pitch, n, k, out, pitch)
-        else:
-            f16_4(x, xs, rows, w, w_pitch, n, k, out, pitch)
-    elif kind == BF16:
-        if rows == 1:
-            bf16_1(x, xs, rows, w, w_pitch, n, k, out, pitch)
-        else:
-            bf16_4(x, xs, rows, w, w_pitch, n, k, out, pitch)
-    else:
-        if rows == 1:
-            f32_1(x, xs, rows, w, w_pitch, n, k, out, pitch)
-        else:
-            f32_4(x, xs, rows, w, w_pitch, n, k, out, pitch)
-
-
-@njit(nogil=True, inline="always")
-def _is_direct(kind, rows):
-    """Plain values cost little to unpack, so they have no tile of 8 rows."""
-    return rows <= 4 or (rows <= DIRECT_ROWS and kind in (Q4_1, Q8_0))
+    size = (k + LANES - 1) // LANES * LANES * PANEL_ROWS * 4
+    for r in range(0, rows, TILE_ROWS):
+        panel_tile(x + r * k * 4, k * 4, min(TILE_ROWS, rows - r), panel, size, n, k, out + r * pitch, pitch)
 
 
 @njit(nogil=True, inline="always")
 def _strip(x, rows, plan, i, first, n, out, pitch, panel):
     """out[:rows, :n] for rows first..first + n - 1 of weight i, unpacked into `panel` if there are many activation rows."""
-    kind, k, w_pitch = plan[i, 0], plan[i, 3], plan[i, 4]
-    w = plan[i, 1] + first * w_pitch
-    if _is_direct(kind, rows):
-        _direct(kind, x, rows, w, w_pitch, n, k, out, pitch)
+    k, w_pitch = plan[i, 3], plan[i, 4]
+    w, table = plan[i, 1] + first * w_pitch, carray(i64_pointer(plan[i, 0]), WORDS)
+    tile = table[rows] if rows <= DIRECT_ROWS else 0
+    if tile != 0:
+        call_tile(tile, x, k * 4, rows, w, w_pitch, n, k, out, pitch)
     else:
-        _unpack(kind, w, w_pitch, n, k, panel)
+        call_unpack(table[PANELS], w, w_pitch, n, k, panel)
         _panel(x, rows, panel, n, k, out, pitch)
 
 
@@ -135,11 +103,20 @@ def _columns(n, rows, threads):
     return STRIP if rows > DIRECT_ROWS else min(512, max(64, n // (8 * threads) // STRIP * STRIP))
 
 
+@njit(nogil=True, inline="always")
+def _gate(activation, gate, up, n):
+    """gate = activation(gate) * up."""
+    if activation == SILU:
+        silu_mul(gate, up, gate, n)
+    else:
+        gelu_mul(gate, up, gate, n)
+
+
 @njit(nogil=True)
 def chunk(job, index, scratch):
     """Work of one chunk: some columns of one weight, for all rows. `job` int64 words as written by `linear`."""
-    x, rows, k, weights, count, out, pitch, gated, threads = job[1:10]
-    plan = carray(i64_pointer(weights), (count, 6))
+    x, rows, k, weights, count, out, pitch, bias, activation, threads = job[1:11]
+    plan = carray(i64_pointer(weights), (count, DESCRIPTION))
     i, columns = 0, _columns(plan[0, 2], rows, threads)
     while index * columns >= plan[i, 2]:
         index -= (plan[i, 2] + columns - 1) // columns
@@ -149,23 +126,27 @@ def chunk(job, index, scratch):
     high = min(plan[i, 2], low + columns)
     beside = scratch + STRIP * (k + LANES) * 4  # up, while gate waits in out
     for first in range(low, high, STRIP):
-        n, to = min(STRIP, high - first), out + (plan[i, 5] + first) * 4
-        for j in range(1 + gated):
-            at, at_pitch = (beside, STRIP * 4) if j else (to, pitch)
-            _strip(x, rows, plan, i + j, first, n, at, at_pitch, scratch)
-        for r in range(rows * gated):
-            silu_mul(to + r * pitch, beside + r * STRIP * 4, to + r * pitch, n)
+        n, at = min(STRIP, high - first), (plan[i, 5] + first) * 4
+        _strip(x, rows, plan, i, first, n, out + at, pitch, scratch)
+        if activation != NONE:
+            _strip(x, rows, plan, i + 1, first, n, beside, STRIP * 4, scratch)
+            for r in range(rows):
+                _gate(activation, out + at + r * pitch, beside + r * STRIP * 4, n)
+        if bias != 0:
+            for r in range(rows):
+                add_row(out + at + r * pitch, bias + at, n)
 
 
 @njit(nogil=True)
-def linear(team, x, weights, out, gated):
-    """x f32 [R, K], weights int64 [W, 6], out f32 [R, sum N].
+def linear(team, x, weights, out, bias, activation):
+    """x f32 [R, K], weights int64 [W, 6], out f32 [R, sum N], bias f32 [sum N] or [0] for none.
 
-    gated 0: out = the products side by side. gated 1, with two weights: out = silu(x W0^T) * (x W1^T).
+    activation NONE: out = the products side by side, plus bias. Else, with two weights: out = activation(x W0^T) * (x W1^T).
     """
-    rows, threads, chunks = x.shape[0], team[THREADS], 0
+    rows, threads, chunks, gated = x.shape[0], team[THREADS], 0, int(activation != NONE)
     for i in range(weights.shape[0] - gated):
         columns = _columns(weights[i, 2], rows, threads)
         chunks += (weights[i, 2] + columns - 1) // columns
-    sizes, results = (rows, x.shape[1]), (address(out), out.shape[1] * 4)
-    share(team, (LINEAR, address(x), *sizes, address(weights), weights.shape[0], *results, gated, threads), chunks)
+    added = address(bias) if bias.shape[0] > 0 else 0
+    products = (address(x), rows, x.shape[1], address(weights), weights.shape[0], address(out), out.shape[1] * 4)
+    share(team, (LINEAR, *products, added, activation, threads), chunks)

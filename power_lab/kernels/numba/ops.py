@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from power_lab.errors import ModelFileError
-from power_lab.kernels.numba import attention, catalogue, embed, identity, linear, logprobs, norm, sample
+from power_lab.kernels.numba import attention, catalogue, embed, identity, linear, logprobs, norm, rows, sample
 from power_lab.kernels.numba import rope as rope_kernels
 from power_lab.kernels.numba.team import PITCH, SCRATCH, Team
 from power_lab.kernels.ops import BLOCK, Activation, Array, Batch, KVCache, SampleRows, Weight
@@ -45,6 +45,7 @@ class NumbaOps:
         self._team = Team(threads)
         self._block = self._team.block
         self._loop: Any = None  # keeps the compiled loop's machine code alive
+        self._row_functions: dict[QuantType, rows.RowFunctions] = {}
         self._plans: dict[tuple[Weight, ...], tuple[np.ndarray, int, int]] = {}
         self._scratch = np.zeros((threads, 0), np.float32)
         self._sample_scratch: tuple[np.ndarray, ...] = ()
@@ -56,15 +57,24 @@ class NumbaOps:
         return tuple(filter(None, (f"{self.threading_layer} threads: {self.threading_reason}", self.cache_reason)))
 
     def warm_up(self, progress: Callable[[int, int, str], None] | None = None) -> None:
-        """Compile or load everything and start the team; without this, the first operation does it."""
+        """Compile or load all but `prepare`'s part and start the team; without this, the first operation does it."""
         if self._loop is not None:
             return
-        loop = catalogue.compile_all(None if self.cache_reason else self._cache, progress)
+        loop = catalogue.compile_all(self._folder(), progress)
         self._team.start(loop.ctypes, loop.address)
         self._loop = loop
 
     def prepare(self, types: Iterable[QuantType], progress: Callable[[int, int, str], None] | None = None) -> None:
-        self.warm_up(progress)
+        """Compile or load what reads weights of these types; without this, the first weight of a type does it."""
+        wanted = [type for type in dict.fromkeys(types) if type not in self._row_functions]
+        for done, type in enumerate(wanted, start=1):
+            loaded = self._row_functions[type] = catalogue.compile_type(type, self._folder())
+            self.cache_reason = self.cache_reason or loaded.problem
+            if progress is not None:
+                progress(done, len(wanted), f"{type.name} weights")
+
+    def _folder(self) -> Path | None:
+        return None if self.cache_reason else self._cache
 
     @property
     def nbytes(self) -> int:
@@ -86,16 +96,19 @@ class NumbaOps:
         return array
 
     def weight(self, type: QuantType, rows: int, cols: int, host: np.ndarray) -> Weight:
-        """A view of `host` as bytes [rows, bytes per row]; nothing is copied if `host` is contiguous."""
+        """A view of `host` as bytes [rows, bytes per row]; nothing is copied if `host` is contiguous, as rows of a larger matrix are."""
         try:
             type = QuantType(type)
             data = np.ascontiguousarray(host).view(np.uint8).reshape(rows, row_bytes(type, cols))
         except ValueError as error:
             message = f"Weights of type {type!r} and shape [{rows}, {cols}] cannot be computed on: {error}."
             raise ModelFileError(message) from error
+        self.prepare((type,))
         return Weight(type, rows, cols, data)
 
     def vector(self, type: QuantType, host: np.ndarray) -> Array:
+        if type == QuantType.F32:
+            return np.array(host).view(np.float32).reshape(-1)
         values, size = GEOMETRY[type]
         cols = host.nbytes // size * values
         out = np.empty((1, cols), np.float32)
@@ -115,9 +128,7 @@ class NumbaOps:
         plan, cols, _ = self._plan((table,))
         _same(out.shape[1], cols, "embedding width")
         self._wake()
-        embed.embed(plan, ids, out, self._scratch)
-        if scale != 1.0:
-            np.multiply(out, np.float32(scale), out=out)
+        embed.embed(plan, ids, out, scale, self._scratch)
 
     def rms_norm(self, x: Array, weight: Array, eps: float, out: Array) -> None:
         self._norm(x, _NO_ROWS, _NO_VECTOR, weight, eps, out)
@@ -138,10 +149,10 @@ class NumbaOps:
         plan, cols, width = self._plan(weights)
         _same(x.shape[1], cols, "input width")
         _same(out.shape[1], width, "output width")
-        self._wake()
-        linear.linear(self._block, x, plan, out, 0)
         if bias is not None:
-            np.add(out, bias, out=out)
+            _same(bias.shape[0], width, "bias width")
+        self._wake()
+        linear.linear(self._block, x, plan, out, _or_empty(bias), linear.NONE)
 
     def gate_up(self, x: Array, gate: Weight, up: Weight, out: Array, activation: Activation = "silu") -> None:
         plan, cols, width = self._plan((gate, up))
@@ -150,7 +161,7 @@ class NumbaOps:
         if x.shape[0] > FEW_ROWS:
             self._reserve(linear.scratch_floats(cols, x.shape[0]))
         self._wake()
-        linear.linear(self._block, x, plan, out, 1)
+        linear.linear(self._block, x, plan, out, _NO_VECTOR, linear.ACTIVATIONS[activation])
 
     def rope_write(
         self,
@@ -252,9 +263,19 @@ class NumbaOps:
         """Descriptors for the kernel, input width and total output width of stacked weights."""
         plan = self._plans.get(weights)
         if plan is None:
-            plan = self._plans[weights] = _describe(weights)
+            plan = self._plans[weights] = self._describe(weights)
             self._reserve(linear.scratch_floats(plan[1], FEW_ROWS))
         return plan
+
+    def _describe(self, weights: tuple[Weight, ...]) -> tuple[np.ndarray, int, int]:
+        self.prepare(weight.type for weight in weights)
+        described, start = [], 0
+        for weight in weights:
+            _same(weight.cols, weights[0].cols, "input width of stacked weights")
+            table, shape = self._row_functions[weight.type].table, (weight.rows, weight.cols, weight.data.shape[1])
+            described.append([_address(table), _address(weight.data), *shape, start])
+            start += weight.rows
+        return np.array(described, np.int64), weights[0].cols, start
 
     def _reserve(self, floats: int) -> None:
         """Grow every thread's scratch to at least `floats`, in whole cache lines."""
@@ -275,15 +296,6 @@ class NumbaOps:
         if self._loop is None:
             self.warm_up()
         self._team.wake()
-
-
-def _describe(weights: tuple[Weight, ...]) -> tuple[np.ndarray, int, int]:
-    rows, start = [], 0
-    for weight in weights:
-        _same(weight.cols, weights[0].cols, "input width of stacked weights")
-        rows.append([weight.type, _address(weight.data), weight.rows, weight.cols, weight.data.shape[1], start])
-        start += weight.rows
-    return np.array(rows, np.int64), weights[0].cols, start
 
 
 def _or_empty(vector: Array | None) -> Array:

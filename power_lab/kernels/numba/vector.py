@@ -122,6 +122,11 @@ def lane(b: Builder, vector: Value, index: int) -> Value:
     return b.extract_element(vector, ir.Constant(I32, index))
 
 
+def pick(b: Builder, local: Value, index: Value) -> Value:
+    """Lane `index` (int64) of a local vector of floats, in all lanes."""
+    return splat(b, b.load(b.gep(b.bitcast(local, F32.as_pointer()), [index], source_etype=F32), typ=F32))
+
+
 def tree_sums(b: Builder, vectors: Sequence[Value]) -> list[Value]:
     """The lane sum of each vector, each by the same tree: lane i + lane i+8, then +4, +2, +1.
 
@@ -273,7 +278,7 @@ def routine(name: str, result: Any, arguments: Sequence[Any], emit: Callable[...
 
     def typing(typing_context: Any, *given: Any) -> Any:
         def codegen(context: Any, b: Builder, signature: Any, args: Any) -> Value:
-            function = _define(b, name, [a.type for a in args], context.get_value_type(result), emit)
+            function = _shared(b.module, name, [a.type for a in args], context.get_value_type(result), emit)
             value = b.call(function, args)
             return context.get_dummy_value() if result is types.void else value
 
@@ -286,20 +291,34 @@ def routine(name: str, result: Any, arguments: Sequence[Any], emit: Callable[...
     return intrinsic(typing)
 
 
-def _define(
-    b: Builder, name: str, arguments: list[ir.Type], result: ir.Type, emit: Callable[..., Value | None]
+def _shared(
+    module: ir.Module, name: str, arguments: list[ir.Type], result: ir.Type, emit: Callable[..., Value | None]
 ) -> Value:
     """The function `power_lab.name` of the module that is being built."""
-    name, nothing = f"power_lab.{name}", result == ir.VoidType() or isinstance(result, ir.PointerType)
-    if name in b.module.globals:
-        return b.module.globals[name]
-    function = ir.Function(b.module, ir.FunctionType(ir.VoidType() if nothing else result, arguments), name)
-    function.linkage = "linkonce_odr"
-    function.attributes.add("noinline")
-    inner = ir.IRBuilder(function.append_basic_block("entry"))
-    value = emit(inner, *function.args)
-    inner.ret_void() if nothing else inner.ret(value)
+    name = f"power_lab.{name}"
+    if name not in module.globals:
+        nothing = result == ir.VoidType() or isinstance(result, ir.PointerType)
+        function = define(module, name, arguments, ir.VoidType() if nothing else result, emit)
+        function.linkage = "linkonce_odr"
+        function.attributes.add("noinline")
+    return module.globals[name]
+
+
+def define(
+    module: ir.Module, name: str, arguments: Sequence[ir.Type], result: ir.Type, emit: Callable[..., Value | None]
+) -> ir.Function:
+    """Add the function `name` to `module`, its body from `emit(builder, *values)`."""
+    function = ir.Function(module, ir.FunctionType(result, arguments), name)
+    b = ir.IRBuilder(function.append_basic_block("entry"))
+    value = emit(b, *function.args)
+    b.ret_void() if result == ir.VoidType() else b.ret(value)
     return function
+
+
+def call_at(b: Builder, function: Value, *args: Value) -> None:
+    """Call the function, of int64 arguments and no result, whose address is given."""
+    type = ir.FunctionType(ir.VoidType(), [I64] * len(args)).as_pointer()
+    b.call(b.bitcast(b.inttoptr(function, POINTER), type), args)
 
 
 @intrinsic
