@@ -13,10 +13,12 @@ import psutil
 
 from power_lab.engine import intake, prefix, views
 from power_lab.engine.blocks import BlockPool
+from power_lab.engine.chat import History, NextPrompt, next_prompt
 from power_lab.engine.config import EngineConfig, Paths
 from power_lab.engine.interrupts import uninterrupted
 from power_lab.engine.live import Live, Verdict
 from power_lab.engine.loader import Loaded, load
+from power_lab.engine.messages import Message, Options, Tool
 from power_lab.engine.plan import StepPlan
 from power_lab.engine.report import Decision, EngineStatus, MemoryPlan
 from power_lab.engine.request import Finish, Prompt, Request, SamplingParams
@@ -87,6 +89,8 @@ class Engine:
             pages=self._pages,
             rows=limits.step_tokens,
             sampled=limits.sampled_rows,
+            spans=limits.max_batch,
+            context=self.context,
             clock=clock,
             observer=observer,
         )
@@ -103,6 +107,8 @@ class Engine:
         params: SamplingParams | None = None,
         *,
         chat: bool | None = None,
+        tools: Sequence[Tool] | None = None,
+        template_options: Options | None = None,
         cache_key: str = "",
         deadline_s: float | None = None,
         on_delta: OnDelta | None = None,
@@ -114,6 +120,8 @@ class Engine:
             prompt: text, token ids, or chat messages ({"role", "content"}).
             params: how to draw and when to end; `seed=None` draws one and records it.
             chat: whether text is wrapped as a user's message; None does so where the model has a chat template.
+            tools: JSON schemas of functions that the model may call; they need messages and a template that has tools.
+            template_options: further variables of the chat template, such as `enable_thinking`.
             cache_key: namespace; prefixes are shared only between equal keys.
             deadline_s: seconds from now to the last token.
             on_delta, on_done: called on the engine thread, which other callers wait for meanwhile. They may submit, cancel and close.
@@ -125,7 +133,7 @@ class Engine:
         seed = secrets.randbits(63) if params.seed is None else params.seed
         # The caller may change his dictionary meanwhile; neither the draws nor the record follow.
         params = msgspec.structs.replace(params, seed=seed, logit_bias=dict(params.logit_bias))
-        tokens = intake.encode(self._loaded.tokenizer, prompt, chat)
+        tokens = intake.encode(self._loaded.tokenizer, prompt, chat, tools or (), template_options)
         intake.check(tokens, params, deadline_s, vocab=self.facts.vocab, context=self.context)
         namespace = prefix.check_namespace(cache_key)
         now = self._clock()
@@ -180,6 +188,21 @@ class Engine:
     def continuation(self, prompt_tokens: Sequence[int], output_tokens: Sequence[int], message: str) -> list[int]:
         """Token ids of a chat's next prompt: all tokens so far unchanged, then the user's new message."""
         return [*prompt_tokens, *output_tokens, *self._loaded.tokenizer.continuation(output_tokens, message)]
+
+    def next_prompt(
+        self,
+        prompt_tokens: Sequence[int],
+        output_tokens: Sequence[int],
+        messages: Sequence[Message],
+        turn: Message,
+        *,
+        tools: Sequence[Tool] | None = None,
+        template_options: Options | None = None,
+        history: History = "auto",
+    ) -> NextPrompt:
+        """The same with the chat's messages known: `history` chooses between the exact tokens so far and a chat rendered anew."""
+        chosen = {"tools": tools or (), "options": template_options, "history": history}
+        return next_prompt(self._loaded.tokenizer, prompt_tokens, output_tokens, messages, turn, **chosen)
 
     # --- looking ----------------------------------------------------------------------------------------------------------------
 

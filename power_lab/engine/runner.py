@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from power_lab.engine import batch as batches
 from power_lab.engine import sampler
+from power_lab.engine.batch import Inputs
+from power_lab.engine.graphs import Graphs
 from power_lab.engine.models.decoder import Decoder, Workspace
 from power_lab.engine.plan import StepPlan
 from power_lab.engine.request import Request
@@ -40,7 +41,8 @@ class Runner:
     Args:
         model: the decoder with its weights.
         pages: KV pages, the dummy included.
-        rows, sampled: most rows and logit rows of a step.
+        rows, sampled, spans: most rows, logit rows and spans of a step.
+        context: most tokens of a sequence.
         clock: monotonic seconds.
         observer: called with each plan and its logits (f32 [Q, V], valid during the call); for tests and teaching.
     """
@@ -52,6 +54,8 @@ class Runner:
         pages: int,
         rows: int,
         sampled: int,
+        spans: int,
+        context: int,
         clock: Callable[[], float],
         observer: Observer | None = None,
     ) -> None:
@@ -59,6 +63,8 @@ class Runner:
         self.ops: Ops = model.ops
         self.caches = model.caches(pages)
         self.workspace = Workspace.make(model.spec, self.ops, rows, sampled)
+        self.inputs = Inputs(self.ops, rows, sampled, spans, -(-context // BLOCK))
+        self.graphs = Graphs(self.ops)
         self._tokens = self.ops.empty((sampled,), "int32")
         self._clock = clock
         self.observer = observer
@@ -68,13 +74,16 @@ class Runner:
         return self.model.spec.kv_bytes_per_token * BLOCK
 
     def release(self) -> None:
-        """Free the KV pool; nothing can be executed afterwards."""
+        """Free the KV pool and what refers to it; nothing can be executed afterwards."""
+        self.graphs.clear()
         self.caches = ()
 
     def execute(self, plan: StepPlan, requests: Mapping[int, Request]) -> Sampled:
         """Run one step: KV is written for all rows, tokens are drawn for the sampled ones. Nothing else changes."""
         start = self._clock()
-        logits = self.model.forward(batches.build(plan, self.ops), self.caches, self.workspace)
+        batch = self.inputs.fill(plan)
+        rows, sampled = batch.ids.shape[0], batch.sampled.shape[0]
+        logits = self.graphs.run(rows, sampled, lambda: self.model.forward(batch, self.caches, self.workspace))
         forwarded = self._clock()
         if self.observer is not None:
             self.observer(plan, self.ops.tohost(logits))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from power_lab.engine.blocks import DUMMY, BlockPool
 from power_lab.engine.config import OWNERS, EngineConfig
 from power_lab.engine.loader import Loaded
+from power_lab.engine.graphs import KEPT_ROWS
 from power_lab.engine.models.spec import ModelSpec
 from power_lab.engine.plan import Span, StepPlan
 from power_lab.engine.prefix import BLOCK_TOKENS
@@ -163,8 +164,8 @@ def memory(facts: EngineFacts, runner: Runner, pages: int, spec: ModelSpec, resi
         pages=pages,
         page_bytes=runner.page_bytes,
         states=0,
-        graphs=0,
-        workspace=runner.workspace.nbytes + runner.model.table_bytes + runner.ops.nbytes,
+        graphs=runner.graphs.nbytes,
+        workspace=runner.workspace.nbytes + runner.inputs.nbytes + runner.model.table_bytes + runner.ops.nbytes,
         resident=resident,
         reason=f"weights are mapped from the file; f32 KV of {spec.kv_bytes_per_token} bytes a token, touched page by page"
         f" ({runner.ops.name})",
@@ -208,7 +209,14 @@ def explain(config: EngineConfig, loaded: Loaded, context: int) -> tuple[Decisio
         Decision(
             key="speculation", value="lookup, ngram", owner="runtime", reason="asked per request (speculate=, width=)"
         ),
-        Decision(key="graphs", value="off", owner="backend", reason="captured graphs need a GPU"),
+        Decision(
+            key="graphs",
+            value="off" if ops.mode == "fast" else "on",
+            owner="backend",
+            reason="library calls are made anew each time"
+            if ops.mode == "fast"
+            else f"the forward pass of up to {KEPT_ROWS} rows is recorded once for each shape and replayed",
+        ),
         Decision(key="kv_dtype", value="float32", owner="model", reason="CPU caches keep keys and values unquantised"),
     ]
     return tuple(settings + mechanisms)

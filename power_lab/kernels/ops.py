@@ -118,6 +118,13 @@ class SampleRows:
     bias_span: np.ndarray
 
 
+class Graph(Protocol):
+    """Recorded operations. nbytes: what they occupy besides the arrays."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+
 class Ops(Protocol):
     """The operation table of one device. It keeps plans and scratch for weights it has seen, and no requests; one caller at a time.
 
@@ -144,6 +151,10 @@ class Ops(Protocol):
     def asarray(self, host: np.ndarray) -> Array: ...
 
     def tohost(self, array: Array) -> np.ndarray: ...
+
+    def upload(self, host: np.ndarray, out: Array) -> None:
+        """Copy host values into an array of the same shape, converted to its type."""
+        ...
 
     def weight(self, type: QuantType, rows: int, cols: int, host: np.ndarray) -> Weight:
         """Prepare a stored matrix for this device. Raises ModelFileError naming the type if it has no kernel.
@@ -251,6 +262,17 @@ class Ops(Protocol):
 
     def logprobs(self, logits: Array, tokens: Array, top: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Log-softmax of the raw logits: (f32 [Q] of `tokens`, int32 [Q, top] ids, f32 [Q, top] values, best first)."""
+        ...
+
+    def capture(self, forward: Callable[[], Array]) -> tuple[Graph, Array] | None:
+        """Record the operations that `forward` calls, without running them; returns them with its result.
+
+        None if this table cannot: `forward` is to be called each time. A graph refers to the arrays that it was recorded on.
+        """
+        ...
+
+    def replay(self, graph: Graph) -> None:
+        """Run the recorded operations on what their arrays hold now."""
         ...
 
     def warm_up(self, progress: Progress | None = None) -> None:

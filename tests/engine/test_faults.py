@@ -25,15 +25,22 @@ FAULTS = 1000
 
 
 class FaultyOps:
-    """An operation table in which the n-th operation from now raises what it was told to."""
+    """An operation table in which the n-th operation from now raises what it was told to.
 
-    def __init__(self, ops: Ops) -> None:
+    Without graphs a step fails in the middle, after some of its operations have run.
+    """
+
+    def __init__(self, ops: Ops, graphs: bool = False) -> None:
         self._ops = ops
+        self._graphs = graphs
         self.countdown = -1
         self.error: Callable[[], BaseException] = RuntimeError
 
     def arm(self, countdown: int, error: Callable[[], BaseException]) -> None:
         self.countdown, self.error = countdown, error
+
+    def capture(self, forward: Callable[[], Any]) -> Any:
+        return self._ops.capture(forward) if self._graphs else None
 
     def __getattr__(self, name: str) -> Any:
         target = getattr(self._ops, name)
@@ -61,9 +68,10 @@ def submit(engine: Engine, rng: random.Random) -> Ticket:
     return engine.submit(prompt_of(rng.randrange(5), rng.randrange(1, 150)), params)
 
 
-def test_a_thousand_faults_leave_blocks_sound_and_answers_exact(numba_ops: Callable[[int], Ops]) -> None:
+@pytest.mark.parametrize("graphs", [False, True])
+def test_a_thousand_faults_leave_blocks_sound_and_answers_exact(graphs: bool, numba_ops: Callable[[int], Ops]) -> None:
     rng = random.Random(11)
-    ops = FaultyOps(numba_ops(2))
+    ops = FaultyOps(numba_ops(2), graphs)
     engine = tiny.engine(tiny.Shape(layers=1), ops, kv_tokens=512, step_tokens=100, max_batch=4)  # type: ignore[arg-type]
     question = prompt_of(77, 140)
     params = SamplingParams(max_tokens=30, speculate="ngram", ignore_eos=True)
@@ -192,8 +200,8 @@ def test_logits_that_are_not_finite_cost_their_own_request_only(numba_ops: Calla
     class Poisoned(FaultyOps):
         """Rows whose hidden state came from the token 255 get NaN logits."""
 
-        def linear(self, x: Any, weights: Any, out: Any) -> None:
-            self._ops.linear(x, weights, out)
+        def linear(self, x: Any, weights: Any, out: Any, bias: Any = None) -> None:
+            self._ops.linear(x, weights, out, bias)
             if out.shape[1] == self.vocab and self.poison is not None:
                 out[self.poison] = np.nan
 

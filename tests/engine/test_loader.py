@@ -49,8 +49,8 @@ def test_a_kernel_that_depends_on_its_neighbours_refuses_exact_mode(
     class Planted(NumbaOps):
         """A linear whose last bit depends on how many rows there are."""
 
-        def linear(self, x: Any, weights: Any, out: Any) -> None:
-            super().linear(x, weights, out)
+        def linear(self, x: Any, weights: Any, out: Any, bias: Any = None) -> None:
+            super().linear(x, weights, out, bias)
             if len(x) > 1:
                 out[-1, 0] = np.nextafter(out[-1, 0], np.float32(np.inf))
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from power_lab.engine import batch
+from power_lab.engine.batch import Inputs
 from power_lab.engine.models import of_architecture
 from power_lab.engine.models.bind import bind
 from power_lab.engine.models.decoder import Decoder, Workspace
@@ -30,11 +30,12 @@ def logits_of(model: Decoder, tokens: Sequence[int], chunk: int) -> np.ndarray:
     pages = -(-len(tokens) // BLOCK)
     caches = model.caches(pages + 1)
     work = Workspace.make(model.spec, model.ops, chunk, chunk)
+    inputs = Inputs(model.ops, chunk, chunk, 1, pages)
     rows = []
     for step, start in enumerate(range(0, len(tokens), chunk)):
         part = tuple(tokens[start : start + chunk])
         span = Span(0, start, part, 0, len(part), tuple(range(1, pages + 1)), 0)
-        logits = model.forward(batch.build(StepPlan(step, (span,)), model.ops), caches, work)
+        logits = model.forward(inputs.fill(StepPlan(step, (span,))), caches, work)
         rows.append(model.ops.tohost(logits).copy())
     return np.concatenate(rows)
 

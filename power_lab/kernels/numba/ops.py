@@ -12,7 +12,7 @@ from power_lab.errors import ModelFileError
 from power_lab.kernels.numba import attention, catalogue, embed, identity, linear, logprobs, norm, rows, sample
 from power_lab.kernels.numba import rope as rope_kernels
 from power_lab.kernels.numba.team import PITCH, SCRATCH, Team
-from power_lab.kernels.ops import BLOCK, Activation, Array, Batch, KVCache, SampleRows, Weight
+from power_lab.kernels.ops import BLOCK, Activation, Array, Batch, Graph, KVCache, SampleRows, Weight
 from power_lab.kernels.quants import GEOMETRY, QuantType, row_bytes
 
 FEW_ROWS = 32  # scratch for gated products of these is there from the first use of a weight; for more when they come
@@ -94,6 +94,9 @@ class NumbaOps:
 
     def tohost(self, array: Array) -> np.ndarray:
         return array
+
+    def upload(self, host: np.ndarray, out: Array) -> None:
+        out[...] = host
 
     def weight(self, type: QuantType, rows: int, cols: int, host: np.ndarray) -> Weight:
         """A view of `host` as bytes [rows, bytes per row]; nothing is copied if `host` is contiguous, as rows of a larger matrix are."""
@@ -256,6 +259,12 @@ class NumbaOps:
         self._wake()
         logprobs.logprobs(self._block, logits, tokens, chosen, ids, values)
         return chosen, ids, values
+
+    def capture(self, forward: Callable[[], Array]) -> tuple[Graph, Array] | None:
+        return None
+
+    def replay(self, graph: Graph) -> None:
+        raise NotImplementedError
 
     # --- plans and scratch --------------------------------------------------------------------------------------------------------
 
