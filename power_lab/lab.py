@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from os import PathLike
@@ -12,16 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from power_lab.conversation import Conversation
+from power_lab.conversation import TURN_OPTIONS, Conversation
 from power_lab.engine.config import EngineConfig, HostSettings, Paths, strict, user_path
 from power_lab.engine.request import SamplingParams
 from power_lab.errors import ConfigError, EngineClosed, EngineInUse, RequestCancelled, StepFailed
 from power_lab.many import derived_seed, in_order
 
 if TYPE_CHECKING:
+    from power_lab.engine.chat import History
     from power_lab.engine.host.client import HostClient
     from power_lab.engine.host.protocol import Loaded
     from power_lab.engine.host.remote import RemoteEngine, RemoteRun
+    from power_lab.engine.messages import Options, Tool
     from power_lab.engine.request import Prompt
     from power_lab.engine.trace import BlockState, EngineFacts, RunRecord
     from power_lab.model_table import Models
@@ -155,6 +157,8 @@ class Lab:
         *,
         stream: bool | None = None,
         chat: bool | None = None,
+        tools: Sequence[Tool] | None = None,
+        template_options: Options | None = None,
         cache_key: str = "",
         deadline_s: float | None = None,
         **params: Any,
@@ -162,9 +166,12 @@ class Lab:
         """Run one request and wait for it.
 
         Args:
-            prompt: text, token ids, or chat messages ({"role", "content"}).
+            prompt: text, token ids, or chat messages ({"role", "content"}; also `tool_calls`, `reasoning_content`, ...).
             stream: show output as it comes; None does so in notebooks only.
             chat: whether text is wrapped as a user's message; None does so where the model has a chat template.
+            tools: JSON schemas of functions that the model may call. Refused where the chat template has no tools.
+            template_options: further variables of the chat template, such as {"enable_thinking": False}. One that it
+                does not use changes nothing, so that a notebook serves several models.
             cache_key: namespace of the prefix cache.
             deadline_s: seconds from now to the last token; a run that misses it ends with finish `deadline` and what it has.
             params: fields of SamplingParams.
@@ -177,7 +184,8 @@ class Lab:
 
         wanted = sampling(params)
         out = stream_for(stream)
-        run = self._submit(prompt, wanted, chat=chat, cache_key=cache_key, deadline_s=deadline_s)
+        extras = {"chat": chat, "tools": tools, "template_options": template_options}
+        run = self._submit(prompt, wanted, **extras, cache_key=cache_key, deadline_s=deadline_s)
         done: Run | None = None  # and not `last`, which another thread may set
         try:
             with self._closing_noticed():
@@ -196,6 +204,8 @@ class Lab:
         *,
         progress: bool = True,
         chat: bool | None = None,
+        tools: Sequence[Tool] | None = None,
+        template_options: Options | None = None,
         cache_key: str = "",
         deadline_s: float | None = None,
         **params: Any,
@@ -213,7 +223,8 @@ class Lab:
             raise ConfigError("prompts", f"{found} found", "Give a list of prompts; for one there is lab.generate.")
         asked = list(prompts)
         seed = secrets.randbits(63) if wanted.seed is None else wanted.seed
-        keys = {"chat": chat, "cache_key": cache_key, "deadline_s": deadline_s}
+        extras = {"chat": chat, "tools": tools, "template_options": template_options}
+        keys = {**extras, "cache_key": cache_key, "deadline_s": deadline_s}
 
         def submit(index: int) -> RemoteRun:
             return self._submit(asked[index], msgspec.structs.replace(wanted, seed=derived_seed(seed, index)), **keys)
@@ -225,11 +236,17 @@ class Lab:
                 bar.update()
         return runs
 
-    def chat(self, system: str | None = None, **params: Any) -> Conversation:
-        """A conversation. `params` are defaults for every turn: fields of SamplingParams, `stream`, `cache_key`, `deadline_s`."""
-        options = {key: value for key, value in params.items() if key in ("stream", "cache_key", "deadline_s")}
-        sampling({key: value for key, value in params.items() if key not in options})
-        return Conversation(self, system, params)
+    def chat(self, system: str | None = None, *, history: History = "auto", **params: Any) -> Conversation:
+        """A conversation.
+
+        Args:
+            system: the system message.
+            history: how earlier turns come back: `keep` their exact tokens, `render` them anew by the chat template, or
+                `auto`, which keeps them unless the template shows earlier answers otherwise (see `Conversation`).
+            params: defaults for every turn: fields of SamplingParams, and `stream`, `tools`, `template_options`, `cache_key`, `deadline_s`.
+        """
+        sampling({key: value for key, value in params.items() if key not in TURN_OPTIONS})
+        return Conversation(self, system, params, history)
 
     def tokenize(self, text: str) -> list[int]:
         """Token ids of raw text."""

@@ -25,12 +25,14 @@ class NextPrompt(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         tokens: its ids.
+        answer: the text of the last answer, as a message of the chat.
         kept: how many of the tokens so far it begins with; what is cached of them is used.
         reason: why the tokens so far were not simply appended to, or why they were although the template shows earlier
             answers otherwise; empty where both are the same text.
     """
 
     tokens: tuple[int, ...]
+    answer: str
     kept: int
     reason: str = ""
 
@@ -92,6 +94,7 @@ def next_prompt(
     prompt: Sequence[int],
     output: Sequence[int],
     messages: Sequence[Message],
+    turn: Message,
     *,
     tools: Sequence[Tool] = (),
     options: Options | None = None,
@@ -104,31 +107,33 @@ def next_prompt(
 
     Args:
         prompt, output: the tokens so far: the last turn's prompt, and what the model answered.
-        messages: the chat: what `prompt` came from, the answer's text, and the new turn as the last message.
+        messages: the chat before the answer.
+        turn: the next message.
 
-    Raises as `chat_ids` does; TokenizerError also when `keep` is asked for and nothing can be appended (`continuation`).
+    Raises as `chat_ids` does; TokenizerError also when the tokens are kept and nothing can be appended (`continuation`).
     """
     if history not in get_args(History):
         raise ConfigError("history", f"{history!r} is not known", f"Use one of {', '.join(get_args(History))}.")
-    if len(messages) < 3 or messages[-2].get("role") != "assistant":
-        raise ConfigError("messages", "the chat so far, the assistant's answer and a new turn are expected")
     so_far = [*prompt, *output]
+    answer = tokenizer.decode(output)
 
     def kept(reason: str = "") -> NextPrompt:
-        tail = continuation(tokenizer, output, messages[-1], messages[:-2], tools=tools, options=options)
-        return NextPrompt(tokens=(*so_far, *tail), kept=len(so_far), reason=reason)
+        tail = continuation(tokenizer, output, turn, messages, tools=tools, options=options)
+        return NextPrompt(tokens=(*so_far, *tail), answer=answer, kept=len(so_far), reason=reason)
 
     if history == "keep":
         return kept()
     held = sorted(tokenizer.special_ids.intersection(output[:-1]))
     if history == "auto" and held:
         return kept(f"The answer holds {tokenizer.piece(held[0])!r}, which no message can, so its tokens were kept.")
-    rendered = chat_ids(tokenizer, messages, tools=tools, options=options)
+    chat = [*messages, {"role": "assistant", "content": answer}, turn]
+    rendered = chat_ids(tokenizer, chat, tools=tools, options=options)
     if history == "auto" and _begins(tokenizer, rendered, so_far):
         return kept()
     same = next((at for at, pair in enumerate(zip(rendered, so_far, strict=False)) if pair[0] != pair[1]), len(so_far))
     return NextPrompt(
         tokens=tuple(rendered),
+        answer=answer,
         kept=min(same, len(rendered)),
         reason=f"The whole chat was rendered anew: {_WHY[history]}. It begins with {same:,} of the {len(so_far):,} tokens so far.",
     )

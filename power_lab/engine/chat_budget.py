@@ -30,7 +30,7 @@ MAX_DIGITS = (
 MAX_PATTERN = 256  # where the work is the product of both lengths
 MAX_PATH = 8  # dots of an attribute path, which is walked for every item of a list
 
-_QUADRATIC = frozenset("lstrip rfind rpartition rsplit rstrip strip trim".split())
+_QUADRATIC = frozenset(("lstrip", "rfind", "rpartition", "rsplit", "rstrip", "strip", "trim"))
 _PATHS = {"selectattr": 1, "rejectattr": 1, "join": 2, "max": 2, "min": 2, "unique": 2, "sort": 3}  # where it may stand
 _VIEWS = (type({}.items()), type({}.keys()), type({}.values()))
 _FORM = re.compile(r"%(?:%|(?:\(\w{1,64}\))?[0-9]{0,2}(?:\.[0-9]{1,2})?[difrs])")  # what is left of a format has no "%"

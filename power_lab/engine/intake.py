@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from power_lab.engine.chat import chat_ids
+from power_lab.engine.messages import Options, Tool
 from power_lab.engine.request import Prompt, SamplingParams
 from power_lab.engine.tokenizer import Tokenizer
 from power_lab.errors import CapacityError, ConfigError
 
 
-def encode(tokenizer: Tokenizer, prompt: Prompt, chat: bool | None = None) -> list[int]:
-    """Token ids of a prompt; `chat` as for `Engine.submit`. Raises ConfigError, TokenizerError."""
-    if isinstance(prompt, str):
-        if chat is None:
-            chat = tokenizer.chat_template is not None
-        if not chat:
-            return tokenizer.encode(prompt, special=False, bos=True)
+def encode(
+    tokenizer: Tokenizer,
+    prompt: Prompt,
+    chat: bool | None = None,
+    tools: Sequence[Tool] = (),
+    options: Options | None = None,
+) -> list[int]:
+    """Token ids of a prompt; arguments as for `Engine.submit`. Raises ConfigError, TokenizerError."""
+    if isinstance(prompt, str) and chat is None:
+        chat = tokenizer.chat_template is not None and not tokenizer.chat_template.empty
+    if isinstance(prompt, str) and chat:
         prompt = [{"role": "user", "content": prompt}]
-    if all(isinstance(item, Mapping) for item in prompt) and len(prompt):
-        return tokenizer.encode_chat(list(prompt))  # type: ignore[arg-type]
+    if not isinstance(prompt, str) and len(prompt) and all(isinstance(item, Mapping) for item in prompt):
+        return chat_ids(tokenizer, [dict(item) for item in prompt], tools=tools, options=options)  # type: ignore[arg-type]
+    if tools:
+        raise ConfigError("tools", "a raw prompt has no place for them", "Pass messages, or text with chat=True.")
+    if isinstance(prompt, str):
+        return tokenizer.encode(prompt, special=False, bos=True)
     if chat:
         raise ConfigError("chat", "token ids cannot be wrapped as a chat", "Pass text or messages, or leave chat out.")
     return list(prompt)  # type: ignore[arg-type]

@@ -68,6 +68,8 @@ class PowerLabMagics(Magics):
             prompt,
             stream=options.stream,
             chat=options.chat,
+            tools=self._variable("--tools", options.tools),
+            template_options=settings_of(options.template_option),
             cache_key=options.cache_key,
             deadline_s=options.deadline_s,
             **sampling_of(options),
@@ -77,6 +79,11 @@ class PowerLabMagics(Magics):
             from IPython.display import display
 
             display(run)
+
+    def _variable(self, option: str, name: str | None) -> Any:
+        if name is not None and name not in self._space:
+            raise UsageError(f"%%generate: {option} {name!r} is not a variable.")
+        return None if name is None else self._space[name]
 
     @line_magic
     def lab(self, line: str) -> Any:

@@ -51,6 +51,16 @@ def generate_options() -> Options:
     parser.add_argument(
         "--raw", action="store_const", const=False, dest="chat", help="no chat template around the text"
     )
+    parser.add_argument(
+        "--tools", metavar="NAME", help="variable with JSON schemas of functions that the model may call"
+    )
+    parser.add_argument(
+        "--template-option",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="variable of the chat template, such as enable_thinking=False; may be given several times",
+    )
     parser.add_argument("--quiet", action="store_const", const=False, dest="stream", help="show only the finished run")
     parser.add_argument("--cache-key", default="", help="namespace of the prefix cache")
     parser.add_argument("--deadline-s", type=float, help="seconds to the last token")

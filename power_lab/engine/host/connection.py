@@ -207,6 +207,8 @@ class Connection:
             prompting(frame.prompt),
             frame.params,
             chat=frame.chat,
+            tools=frame.tools,
+            template_options=frame.template_options,
             cache_key=frame.cache_key,
             deadline_s=frame.deadline_s,
             on_delta=on_delta,
@@ -291,7 +293,7 @@ class Connection:
             self._writer.transport.abort()
 
 
-def prompting(prompt: wire.Prompt) -> str | list[int] | list[dict[str, str]]:
+def prompting(prompt: wire.Prompt) -> str | list[int] | list[wire.Data]:
     """A prompt as the engine takes it. Raises ConfigError for a mixture."""
     if isinstance(prompt, str):
         return prompt
@@ -308,6 +310,9 @@ def ask(engine: EngineLike, frame: wire.Query) -> object:
         return engine.tokenize(frame.text)
     if frame.kind == "continuation":
         return engine.continuation(frame.tokens, frame.output, frame.text)
+    if frame.kind == "next_prompt":
+        chosen = {"tools": frame.tools, "template_options": frame.template_options, "history": frame.history}
+        return engine.next_prompt(frame.tokens, frame.output, frame.messages, frame.turn, **chosen)
     if frame.kind == "facts":
         return engine.facts
     return getattr(engine, frame.kind)()  # status, explain, memory, blocks: the decoder admits no other kind

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import msgspec
 
 from power_lab import errors
+from power_lab.engine.chat import History, NextPrompt
 from power_lab.engine.config import EngineConfig
 from power_lab.engine.report import Decision, EngineStatus, MemoryPlan
 from power_lab.engine.request import SamplingParams
@@ -27,8 +28,11 @@ REQUEST_LIMIT = 16 << 20
 REPLY_LIMIT = 64 << 20
 _LENGTH = struct.Struct("<I")
 
-Prompt = str | tuple[int | dict[str, str], ...]
-QueryKind = Literal["status", "explain", "memory", "blocks", "facts", "tokenize", "continuation", "engines"]
+Data = dict[str, Any]  # of JSON; what is in it is checked where it is used
+Prompt = str | tuple[int | Data, ...]
+QueryKind = Literal[
+    "status", "explain", "memory", "blocks", "facts", "tokenize", "continuation", "next_prompt", "engines"
+]
 
 
 class Frame(msgspec.Struct, frozen=True, kw_only=True, tag_field="frame", tag=str.lower, forbid_unknown_fields=True):
@@ -61,6 +65,8 @@ class Submit(Frame, frozen=True, kw_only=True):
     prompt: Prompt
     params: SamplingParams
     chat: bool | None = None
+    tools: tuple[Data, ...] = ()
+    template_options: Data = {}
     cache_key: str = ""
     deadline_s: float | None = None
 
@@ -82,6 +88,11 @@ class Query(Frame, frozen=True, kw_only=True):
     text: str = ""
     tokens: tuple[int, ...] = ()
     output: tuple[int, ...] = ()
+    messages: tuple[Data, ...] = ()
+    turn: Data = {}
+    tools: tuple[Data, ...] = ()
+    template_options: Data = {}
+    history: History = "auto"
 
 
 class Unload(Frame, frozen=True, kw_only=True):
@@ -231,6 +242,7 @@ ANSWERS: dict[str, Any] = {
     "facts": EngineFacts,
     "tokenize": tuple[int, ...],
     "continuation": tuple[int, ...],
+    "next_prompt": NextPrompt,
     "engines": HostStatus,
 }
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 
+from power_lab.engine.chat import History, NextPrompt
 from power_lab.engine.config import strict
 from power_lab.engine.host import protocol as wire
 from power_lab.engine.host.client import SETTLE_S, HostClient, Mailbox
+from power_lab.engine.messages import Message, Options, Tool, check_options, check_tools, texts
 from power_lab.engine.report import Decision, EngineStatus, MemoryPlan
 from power_lab.engine.request import Prompt, SamplingParams
 from power_lab.engine.trace import BlockState, EngineFacts, OnDelta, OnDone, RunRecord
@@ -86,6 +88,8 @@ class RemoteEngine:
         params: SamplingParams,
         *,
         chat: bool | None = None,
+        tools: Sequence[Tool] | None = None,
+        template_options: Options | None = None,
         cache_key: str = "",
         deadline_s: float | None = None,
         on_delta: OnDelta | None = None,
@@ -102,7 +106,7 @@ class RemoteEngine:
             elif isinstance(reply, wire.Done) and on_done is not None:
                 on_done(reply.record)
 
-        wanted = framed(prompt)
+        wanted, extras = framed(prompt), _extras(tools, template_options)
         mail = self.client.open_mail(listen if on_delta or on_done else None)
         run = RemoteRun(self.client, mail)
         try:
@@ -112,6 +116,7 @@ class RemoteEngine:
                 "prompt": wanted,
                 "params": params,
                 "chat": chat,
+                **extras,
                 "cache_key": cache_key,
                 "deadline_s": deadline_s,
             }
@@ -144,6 +149,28 @@ class RemoteEngine:
         tokens, output = tuple(prompt_tokens), tuple(output_tokens)
         return list(self.client.query("continuation", self.key, tokens=tokens, output=output, text=message))
 
+    def next_prompt(
+        self,
+        prompt_tokens: Sequence[int],
+        output_tokens: Sequence[int],
+        messages: Sequence[Message],
+        turn: Message,
+        *,
+        tools: Sequence[Tool] | None = None,
+        template_options: Options | None = None,
+        history: History = "auto",
+    ) -> NextPrompt:
+        """The same with the chat's messages known: `history` chooses between the exact tokens so far and a chat rendered anew."""
+        fields = {
+            "tokens": tuple(prompt_tokens),
+            "output": tuple(output_tokens),
+            "messages": framed(messages),
+            "turn": framed([turn])[0],
+            "history": history,
+            **_extras(tools, template_options),
+        }
+        return self.client.query("next_prompt", self.key, **fields)
+
     def close(self) -> None:
         """Drop the lease."""
         if self.client.open:
@@ -156,19 +183,27 @@ def framed(prompt: Prompt) -> wire.Prompt:
         return prompt
     if isinstance(prompt, (bytes, bytearray, Mapping)) or not isinstance(prompt, Iterable):
         raise _not_a_prompt(prompt)
-    items: list[int | dict[str, str]] = []
-    for item in prompt:
+    items: list[int | wire.Data] = []
+    for index, item in enumerate(prompt):
         if isinstance(item, Mapping):
-            items.append({_text(key): _text(value) for key, value in item.items()})
+            items.append(_message(dict(item), f"prompt[{index}]"))
         else:
             items.append(_token(item))
     return tuple(items)
 
 
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise ConfigError("prompt", f"a chat message has {type(value).__name__} where text belongs")
-    return value
+def _message(message: wire.Data, where: str) -> wire.Data:
+    for _ in texts(message, where):
+        """Every part is data of JSON; whether the template takes it is the engine's to say."""
+    if not isinstance(message.get("role"), str):
+        raise ConfigError(f"{where}.role", "a role such as 'user' is expected")
+    return message
+
+
+def _extras(tools: Sequence[Tool] | None, options: Options | None) -> wire.Data:
+    check_tools(tools or ())
+    check_options(options or {})
+    return {"tools": tuple(tools or ()), "template_options": dict(options or {})}
 
 
 def _token(value: object) -> int:

@@ -17,8 +17,10 @@ from collections.abc import Sequence
 
 import msgspec
 
+from power_lab.engine.chat import History, NextPrompt
 from power_lab.engine.config import EngineConfig, Paths
 from power_lab.engine.host.api import OnProgress
+from power_lab.engine.messages import Message, Options, Tool
 from power_lab.engine.report import Decision, EngineStatus, MemoryPlan
 from power_lab.engine.request import Prompt, SamplingParams
 from power_lab.engine.trace import BlockState, Delta, EngineFacts, OnDelta, OnDone, RunRecord
@@ -81,6 +83,8 @@ class FakeEngine:
         params: SamplingParams,
         *,
         chat: bool | None = None,
+        tools: Sequence[Tool] | None = None,
+        template_options: Options | None = None,
         cache_key: str = "",
         deadline_s: float | None = None,
         on_delta: OnDelta | None = None,
@@ -94,6 +98,8 @@ class FakeEngine:
             raise ZeroDivisionError(f"a bug with the prompt {prompt!r}")
         if prompt == "abort":
             os.abort()
+        if prompt == "echo":
+            raise CapacityError(repr((list(tools or ()), template_options)))
         ticket = FakeTicket(next(self._numbers))
         self._live[ticket.id] = ticket
         pace = 0.1 if "flood" in str(prompt) else 0.02 if "slow" in str(prompt) else 0.0
@@ -192,6 +198,21 @@ class FakeEngine:
 
     def continuation(self, prompt_tokens: Sequence[int], output_tokens: Sequence[int], message: str) -> list[int]:
         return [*prompt_tokens, *output_tokens, *message.encode()]
+
+    def next_prompt(
+        self,
+        prompt_tokens: Sequence[int],
+        output_tokens: Sequence[int],
+        messages: Sequence[Message],
+        turn: Message,
+        *,
+        tools: Sequence[Tool] | None = None,
+        template_options: Options | None = None,
+        history: History = "auto",
+    ) -> NextPrompt:
+        kept, answer = [*prompt_tokens, *output_tokens], "".join(f"w{token} " for token in output_tokens)
+        reason = repr((list(messages), list(tools or ()), template_options, history)) if tools else ""
+        return NextPrompt(tokens=(*kept, *turn["content"].encode()), answer=answer, kept=len(kept), reason=reason)
 
     def close(self) -> None:
         self._closed = True

@@ -42,8 +42,25 @@ def test_all_kinds_of_prompts_arrive(home: Home):
     engine = home.engine()
     for prompt in ("text", [1, 2, 3], [{"role": "user", "content": "hi"}]):
         assert engine.submit(prompt, SamplingParams(max_tokens=2)).result().finish == "length"
-    for wrong in ([1, "a"], [{"role": 1}], [1.5], [1, {"role": "user"}]):
+    for wrong in ([1, "a"], [{"role": 1}], [1.5], [1, {"role": "user"}], [{"role": "user", "content": {1}}]):
         assert "prompt" in str(raises(ConfigError, lambda p=wrong: engine.submit(p, SamplingParams()).result()))
+
+
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]
+
+
+def test_tools_and_template_options_arrive(home: Home):
+    engine = home.engine()
+    options = {"enable_thinking": False, "limits": [1, 2.5, None, {"é": "x"}]}
+    run = engine.submit("echo", SamplingParams(), tools=TOOLS, template_options=options)
+    assert str(raises(CapacityError, run.result)) == repr((TOOLS, options))
+    for wrong, key in (
+        ({"tools": [{"type": "function"}]}, "tools[0].name"),
+        ({"tools": [{"name": "f", "parameters": 3}]}, "tools[0].parameters"),
+        ({"template_options": {"messages": []}}, "template_options.messages"),
+        ({"template_options": {"x": {1}}}, "template_options.x"),
+    ):
+        assert raises(ConfigError, lambda w=wrong: engine.submit("text", SamplingParams(), **w)).key == key
 
 
 def test_every_question_is_answered(home: Home):
@@ -54,6 +71,11 @@ def test_every_question_is_answered(home: Home):
     assert engine.status().running == 0
     assert engine.tokenize("ab") == [97, 98]
     assert engine.continuation([1], [2], "c") == [1, 2, 99]
+    chat, turn = [{"role": "user", "content": "a"}], {"role": "user", "content": "c"}
+    chosen = {"tools": TOOLS, "template_options": {"enable_thinking": False}, "history": "keep"}
+    found = engine.next_prompt([1], [2], chat, turn, **chosen)
+    assert (found.tokens, found.answer, found.kept) == ((1, 2, 99), "w2 ", 2)
+    assert found.reason == repr((chat, *chosen.values()))
     assert engine.client.query("facts", engine.key) == engine.facts
     assert "nonsense" in str(raises(EngineClosed, lambda: engine.client.query("memory", "nonsense")))
 

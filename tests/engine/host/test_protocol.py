@@ -24,6 +24,17 @@ REQUESTS = [
     wire.Submit(id=3, engine="k", prompt=(1, 2, 3), params=SamplingParams(), chat=False, deadline_s=1.5),
     wire.Submit(id=4, engine="k", prompt=({"role": "user", "content": "hi"},), params=SamplingParams()),
     wire.Cancel(id=4),
+    wire.Submit(
+        id=4,
+        engine="k",
+        prompt=({"role": "assistant", "content": None, "tool_calls": [{"function": {"arguments": {"x": [1.5]}}}]},),
+        params=SamplingParams(),
+        tools=({"name": "f"},),
+        template_options={"enable_thinking": False},
+    ),
+    wire.Query(
+        id=5, kind="next_prompt", engine="k", messages=({"role": "user"},), turn={"role": "tool"}, history="keep"
+    ),
     wire.Query(id=5, kind="continuation", engine="k", tokens=(1,), output=(2,), text="more"),
     wire.Unload(id=6, engine="k"),
     wire.Shutdown(id=7, drain=False),
