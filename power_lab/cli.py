@@ -169,11 +169,12 @@ def _verdict(one: Verified) -> str:
 def _refuse_in_use(entry: ModelEntry, paths: Paths) -> None:
     """Raises EngineInUse when an engine of the running host has the model loaded. Starts none."""
     from power_lab.lab import Lab
+    from power_lab.models.files import real_path
 
     status = Lab(paths=paths).status()
     for engine in status.engines if status is not None else ():
         model = engine.config.model
-        if model == entry.name or Path(model).is_relative_to(entry.path):
+        if model == entry.name or any(Path(model).is_relative_to(path) for path in (entry.path, real_path(entry.path))):
             raise EngineInUse(
                 f"Model {entry.name!r} is loaded in engine {engine.engine}.",
                 "Unload it first: lab.unload() or lab.shutdown().",

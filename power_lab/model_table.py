@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 from html import escape
 from typing import TYPE_CHECKING
@@ -13,9 +14,10 @@ from power_lab.tables import text_table
 if TYPE_CHECKING:
     from power_lab.models import Listing, ModelEntry
 
-_GIB, _MIB = 1 << 30, 1 << 20
-_HEAD = ("name", "size", "values", "type", "family", "context", "fit")
-_NUMBERS = frozenset({"size", "values", "context"})
+_GIB = 1 << 30
+_COLUMNS = 80
+_HEAD = ("name", "size", "params", "type", "family", "context", "fit")
+_NUMBERS = frozenset({"size", "params", "context"})
 _FAINT = "opacity:0.7"
 
 
@@ -46,14 +48,14 @@ class Models(tuple["ModelEntry", ...]):
     def __repr__(self) -> str:
         groups = self._groups()
         rows = [[printable(cell) for cell in _cells(model)] for models in groups.values() for model in models]
-        head, *lines = text_table(rows, _HEAD).split("\n")
+        head, *lines = text_table(_right_aligned([list(_HEAD), *rows])).split("\n")
         text, line = [f"  {head}"], iter(lines)
         for place, models in groups.items():
             text.append(printable(place))
             for model in models:
                 text.append(f"  {next(line)}")
-                text += [f"      {printable(remark)}" for remark in _told(model)]
-        return "\n".join([*text, *map(printable, self._remarks())])
+                text += [part for told in _told(model) for part in _wrapped(told, 6)]
+        return "\n".join([*text, *(part for remark in self._remarks() for part in _wrapped(remark, 0))])
 
     def _repr_html_(self) -> str:
         head = "".join(f'<th scope="col" style="{_side(name)}">{name}</th>' for name in (*_HEAD, "licence", "status"))
@@ -121,18 +123,44 @@ def _place(model: ModelEntry) -> str:
     return model.source
 
 
+def _right_aligned(rows: list[list[str]]) -> list[list[str]]:
+    """The rows with their columns of numbers padded on the left."""
+    columns = [
+        [cell.rjust(max(map(len, column))) for cell in column] if name in _NUMBERS else list(column)
+        for name, column in zip(_HEAD, zip(*rows, strict=True), strict=True)
+    ]
+    return [list(row) for row in zip(*columns, strict=True)]
+
+
+def _wrapped(text: str, indent: int) -> list[str]:
+    """Lines of a terminal's width; a path is not cut."""
+    margin = " " * indent
+    return textwrap.wrap(
+        printable(text),
+        _COLUMNS,
+        initial_indent=margin,
+        subsequent_indent=margin,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
 def _side(name: str) -> str:
     return f"text-align:{'right' if name in _NUMBERS else 'left'};white-space:nowrap"
 
 
 def _bytes(size: int) -> str:
-    return f"{size / _GIB:.1f} GiB" if size >= _GIB else f"{size / _MIB:.0f} MiB"
+    if size >= _GIB:
+        return f"{size / _GIB:.1f} GiB"
+    return f"{size / (1 << 20):.0f} MiB" if size >= 1 << 20 else f"{size / 1024:.0f} KiB"
 
 
 def _count(values: int) -> str:
     if not values:
         return "-"
-    return f"{values / 1e9:.1f}B" if values >= 1e9 else f"{values / 1e6:.0f}M"
+    return (
+        f"{values / 1e9:.1f}B" if values >= 1e9 else f"{values / 1e6:.0f}M" if values >= 1e6 else f"{values / 1e3:.0f}K"
+    )
 
 
 def _mix(by_type: dict[str, int]) -> str:

@@ -6,13 +6,14 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 from power_lab import doctor
-from power_lab.engine.config import Paths
+from power_lab.engine.config import ModelFolders, Paths
 from power_lab.errors import HostUnavailable
 
 
@@ -246,3 +247,15 @@ class TestHost:
         status, value, _ = doctor.host(Paths(deep, deep, deep))
         assert status == "ok"
         assert "moved from" in value
+
+
+class TestModelFolders:
+    def test_counts_without_opening_any(self, paths, tmp_path):
+        with_extra = replace(paths, others=ModelFolders(extra=(tmp_path / "extra",)))
+        assert doctor.model_folders(paths) == ("ok", "no models yet", "")
+        status, value, remedy = doctor.model_folders(with_extra)
+        assert (status, value) == ("warn", f"{tmp_path / 'extra'}: no such folder")
+        assert "POWER_LAB_MODEL_PATH" in remedy
+        (tmp_path / "extra").mkdir()
+        (tmp_path / "extra" / "one.gguf").write_bytes(b"never opened")
+        assert doctor.model_folders(with_extra) == ("ok", f"1 in folder {tmp_path / 'extra'}", "")

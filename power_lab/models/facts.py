@@ -145,14 +145,16 @@ def _stated(checkpoint: Checkpoint) -> Facts:
 
 def _topology(checkpoint: Checkpoint) -> ModelSpec:
     """The topology, by the family that would run it. Raises ModelFileError naming an unknown family or key."""
-    from power_lab.engine.models import of_architecture, of_model_type
+    from power_lab.engine.models import ARCHITECTURES, MODEL_TYPES
     from power_lab.engine.weights.gguf_model import GgufModel
 
     meta = checkpoint.metadata
+    family = (ARCHITECTURES if isinstance(meta, GgufModel) else MODEL_TYPES).get(checkpoint.architecture)
+    if family is None:
+        raise ModelFileError(f"architecture {checkpoint.architecture[:64]!r}")
     if isinstance(meta, GgufModel):
         vocab = len(meta.metadata.get("tokenizer.ggml.tokens", ()))
-        return of_architecture(checkpoint.architecture).from_gguf(meta, checkpoint.source, vocab)
-    family = of_model_type(checkpoint.architecture)
+        return family.from_gguf(meta, checkpoint.source, vocab)
     return family.from_config(meta, meta.require("vocab_size", int, 1, 1 << 24))
 
 

@@ -34,7 +34,8 @@ def fit_of(facts: Facts, free: int) -> Fit:
     pool = EngineConfig().kv_tokens * facts.kv_bytes
     need = weights + pool
     verdict: Verdict = "fits" if need <= _EASY * free else "tight" if need <= free else "too large"
-    return Fit(verdict=verdict if weights else "unknown", weights=weights, pool=pool, free=free)
+    known = weights and not facts.problem
+    return Fit(verdict=verdict if known else "unknown", weights=weights, pool=pool, free=free)
 
 
 def free_memory() -> int:
