@@ -5,17 +5,14 @@ The merging is the `tokenizers` library's.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from tokenizers import Regex, models, pre_tokenizers
 from tokenizers import Tokenizer as Engine
+from tokenizers import models
+from tokenizers.normalizers import Normalizer
+from tokenizers.pre_tokenizers import PreTokenizer
 
 from power_lab.engine.tokenizer.codec import Spacing
-from power_lab.engine.tokenizer.pretokenizers import PreTokenizer
-from power_lab.engine.tokenizer.vocabulary import BYTE, NORMAL, Vocabulary
+from power_lab.engine.tokenizer.vocabulary import NORMAL, USER_DEFINED, Vocabulary
 from power_lab.errors import TokenizerError
-
-MAX_MERGES = 1 << 22
 
 
 def _alphabet() -> dict[int, int]:
@@ -31,60 +28,59 @@ _LETTERS = frozenset(map(chr, _CODE.values()))
 
 
 class ByteLevel:
-    """Byte-level BPE over a vocabulary's normal tokens: nothing that is merged comes out as a special token."""
+    """Byte-level BPE."""
 
     spacing: Spacing = "never"
 
-    def __init__(self, vocabulary: Vocabulary, merges: list[str], rules: PreTokenizer) -> None:
-        """`merges` are "left right", the best first; a repeated one counts where it comes first.
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        vocab: dict[str, int],
+        merges: list[tuple[str, str]],
+        pre_tokenizer: PreTokenizer,
+        *,
+        normalizer: Normalizer | None = None,
+        whole_words: bool = False,
+    ) -> None:
+        """Build the tables.
 
-        Raises TokenizerError naming the token or merge that is wrong.
+        Args:
+            vocab: what merging may come to. Tokens that are left out, the special ones, never come out of plain text.
+            merges: pairs of `vocab` that make a third, the best first. The same pair twice counts where it comes last.
+            pre_tokenizer: cuts text into words and spells them in byte-level code.
+            normalizer: applied to the text before anything else.
+            whole_words: whether a word that is in `vocab` is taken whole, whatever the merges say.
+
+        Raises TokenizerError naming the token that is not in byte-level code.
         """
-        if vocabulary.of(BYTE):
-            raise TokenizerError(
-                f"tokenizer.ggml.token_type: token {vocabulary.of(BYTE)[0]} has type {BYTE} (byte), "
-                "which byte-level BPE does not have."
-            )
-        if len(merges) > MAX_MERGES:
-            raise TokenizerError(f"tokenizer.ggml.merges: {len(merges)} merges; at most {MAX_MERGES} are allowed.")
         self._tokens = vocabulary.tokens
-        self._types = vocabulary.types
-        vocab = vocabulary.named(NORMAL)
-        _check_code(vocab)
+        self._normal = frozenset(vocabulary.of(NORMAL))
+        self._user_defined = frozenset(vocabulary.of(USER_DEFINED))
+        _check_code(vocabulary, self._normal)
         self.missing_bytes = frozenset(byte for byte, point in _CODE.items() if chr(point) not in vocab)
-        self._engine = Engine(models.BPE(vocab, _pairs(merges, vocab), ignore_merges=rules.whole_words))
-        self._engine.pre_tokenizer = pre_tokenizers.Sequence(  # pyright: ignore[reportAttributeAccessIssue]
-            [pre_tokenizers.Split(Regex(cut), "isolated") for cut in rules.cuts]
-            + [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-        )
+        self._engine = Engine(models.BPE(vocab, merges, ignore_merges=whole_words))
+        self._engine.pre_tokenizer = pre_tokenizer  # pyright: ignore[reportAttributeAccessIssue]
+        if normalizer is not None:
+            self._engine.normalizer = normalizer  # pyright: ignore[reportAttributeAccessIssue]
 
     def encode(self, text: str, spaced: bool) -> list[int]:
         """Ids of a text; byte-level tokenizers put no space before it."""
         return self._engine.encode(text, add_special_tokens=False).ids
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes that a normal token stands for."""
-        return self._tokens[token].translate(_BYTE).encode("latin-1") if self._types[token] == NORMAL else b""
+        """The bytes that a token stands for; a user-defined one is spelled as text, not in byte-level code."""
+        if token in self._normal:
+            return self._tokens[token].translate(_BYTE).encode("latin-1")
+        return self._tokens[token].encode() if token in self._user_defined else b""
 
     def holds(self, char: str) -> bool:
         """Whether tokens stand for all bytes of a character."""
         return self.missing_bytes.isdisjoint(char.encode("utf-8", "replace"))
 
 
-def _check_code(vocab: dict[str, int]) -> None:
-    strange = set("".join(vocab)) - _LETTERS
-    if strange or "" in vocab:
-        bad = next(token for token in vocab if not token or set(token) & strange)
-        raise TokenizerError(f"tokenizer.ggml.tokens: token {vocab[bad]} ({bad[:40]!r}) is not in byte-level code.")
-
-
-def _pairs(merges: Iterable[str], vocab: dict[str, int]) -> list[tuple[str, str]]:
-    pairs: dict[tuple[str, str], None] = {}
-    for index, merge in enumerate(merges):
-        left, space, right = merge.partition(" ")
-        if not space or left not in vocab or right not in vocab or left + right not in vocab:
-            raise TokenizerError(
-                f"tokenizer.ggml.merges: merge {index} ({merge[:80]!r}) joins tokens that the vocabulary lacks."
-            )
-        pairs[left, right] = None
-    return list(pairs)
+def _check_code(vocabulary: Vocabulary, normal: frozenset[int]) -> None:
+    tokens = vocabulary.tokens
+    if set("".join([tokens[index] for index in normal])) <= _LETTERS:
+        return
+    bad = next(index for index in sorted(normal) if not _LETTERS.issuperset(tokens[index]))
+    raise TokenizerError(f"{vocabulary.where}: token {bad} ({tokens[bad][:40]!r}) is not in byte-level code.")

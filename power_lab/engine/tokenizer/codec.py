@@ -28,7 +28,7 @@ class Codec(Protocol):
         ...
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes of a token that is no special one; b"" for one that stands for nothing."""
+        """The bytes of a token that is not special; b"" for one that stands for nothing."""
         ...
 
     def holds(self, char: str) -> bool:

@@ -12,7 +12,7 @@ from power_lab.engine.tokenizer.codec import Codec
 from power_lab.engine.tokenizer.pretokenizers import PRE_TOKENIZERS
 from power_lab.engine.tokenizer.sentencepiece import SentencePiece
 from power_lab.engine.tokenizer.tokenizer import Tokenizer
-from power_lab.engine.tokenizer.vocabulary import UNKNOWN, Vocabulary
+from power_lab.engine.tokenizer.vocabulary import BYTE, NORMAL, UNKNOWN, Vocabulary
 from power_lab.errors import TokenizerError
 
 _END_KEYS = ("ggml.eos_token_id", "ggml.eot_token_id", "ggml.eom_token_id")  # the text's, a turn's, a message's end
@@ -71,8 +71,27 @@ def _byte_level(keys: _Keys, vocabulary: Vocabulary) -> tuple[Codec, bool]:
         raise TokenizerError(
             f"tokenizer.ggml.pre: {pre[:40]!r} is not supported.", f"Supported: {', '.join(PRE_TOKENIZERS)}."
         )
-    rules = PRE_TOKENIZERS[pre]
-    return ByteLevel(vocabulary, keys.require("ggml.merges", list), rules), rules.bos
+    if vocabulary.of(BYTE):
+        raise TokenizerError(
+            f"tokenizer.ggml.token_type: token {vocabulary.of(BYTE)[0]} has type {BYTE} (byte), "
+            "which byte-level BPE does not have."
+        )
+    rules, vocab = PRE_TOKENIZERS[pre], vocabulary.named(NORMAL)
+    merges = _pairs(keys.require("ggml.merges", list), vocab)
+    return ByteLevel(vocabulary, vocab, merges, rules.build(), whole_words=rules.whole_words), rules.bos
+
+
+def _pairs(merges: list[str], vocab: dict[str, int]) -> list[tuple[str, str]]:
+    """Merges as pairs; the same twice counts where it comes first, as in llama.cpp."""
+    pairs: dict[tuple[str, str], None] = {}
+    for index, merge in enumerate(merges):
+        left, space, right = merge.partition(" ")
+        if not space or left not in vocab or right not in vocab or left + right not in vocab:
+            raise TokenizerError(
+                f"tokenizer.ggml.merges: merge {index} ({merge[:80]!r}) joins tokens that the vocabulary lacks."
+            )
+        pairs[left, right] = None
+    return list(pairs)
 
 
 def _sentencepiece(keys: _Keys, vocabulary: Vocabulary) -> tuple[Codec, bool]:

@@ -8,7 +8,10 @@ it. Here the models' own cuts are used, so that a GGUF file and the SafeTensors 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+
+from tokenizers import Regex, pre_tokenizers
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,11 @@ class PreTokenizer:
     cuts: tuple[str, ...]
     whole_words: bool = False
     bos: bool = False
+
+    def build(self) -> pre_tokenizers.PreTokenizer:
+        """The library's pre-tokenizer, which also spells the words in byte-level code."""
+        cuts = [pre_tokenizers.Split(Regex(cut), "isolated") for cut in self.cuts]
+        return pre_tokenizers.Sequence([*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
 _SPACES = r"\s+(?!\S)|\s+"
@@ -85,3 +93,35 @@ _GROUPS: tuple[tuple[str, PreTokenizer], ...] = (
 
 PRE_TOKENIZERS: dict[str, PreTokenizer] = {name: rules for names, rules in _GROUPS for name in names.split()}
 """`tokenizer.ggml.pre` -> rules. Text is never normalised. Each was compared with llama.cpp on the tests' corpus."""
+
+
+def known(pattern: str) -> bool:
+    """Whether a tokenizer.json's regular expression is one of those above, or one of tiktoken's ways to write them.
+
+    Oniguruma, which runs them, tries all ways to match, so an expression like `(a+)+b` takes a short text for ever, and there is no
+    time limit to set. Which expressions are harmless cannot be seen from their form by any simple rule. So the known ones are
+    known by their text, and others are refused; each of these takes time linear in the text.
+    """
+    return _plain(pattern) in _KNOWN
+
+
+def _plain(pattern: str) -> str:
+    """The same expression with characters for the escapes that some files use and others do not."""
+
+    def char(found: re.Match[str]) -> str:
+        code = found[1]
+        return chr(int(code[1:], 16)) if len(code) > 1 else {"r": "\r", "n": "\n"}.get(code, found[0])
+
+    return re.sub(r"\\(u[0-9a-fA-F]{4}|.)", char, pattern, flags=re.DOTALL)
+
+
+_TIKTOKEN = (
+    rf"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{{L}}\p{{N}}]?+\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]++[\r\n]*|\s*[\r\n]|{_SPACES}",
+    r"[0-9]",
+    r"[0-9]{1,3}",
+    r"\d{1,3}",
+    r"[^\r\n\p{L}\p{N}]?\p{L}+",
+)
+_KNOWN = frozenset(
+    _plain(cut) for cut in (*_TIKTOKEN, *(cut for rules in PRE_TOKENIZERS.values() for cut in rules.cuts))
+)

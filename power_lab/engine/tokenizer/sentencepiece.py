@@ -14,7 +14,7 @@ from heapq import heapify, heappop, heappush
 import numpy as np
 
 from power_lab.engine.tokenizer.codec import Spacing
-from power_lab.engine.tokenizer.vocabulary import BYTE, NORMAL, SPACE, Vocabulary
+from power_lab.engine.tokenizer.vocabulary import NORMAL, SPACE, USER_DEFINED, Vocabulary
 from power_lab.errors import TokenizerError
 
 _CACHED_WORDS = 1 << 16
@@ -64,10 +64,11 @@ class SentencePiece:
         return ids
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes that a piece or byte token stands for."""
-        if self._types[token] == NORMAL:
+        """The bytes that a token stands for; a user-defined one is spelled as text, with spaces."""
+        kind = self._types[token]
+        if kind == NORMAL:
             return self._tokens[token].replace(SPACE, " ").encode()
-        return self._byte_of.get(token, b"") if self._types[token] == BYTE else b""
+        return self._tokens[token].encode() if kind == USER_DEFINED else self._byte_of.get(token, b"")
 
     def holds(self, char: str) -> bool:
         """Whether a character comes back: U+2581 comes back as a space."""

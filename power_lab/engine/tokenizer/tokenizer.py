@@ -38,13 +38,14 @@ class Tokenizer:
         bos_id: int | None = None,
         add_bos: bool = False,
         end_ids: Iterable[int] = (),
-        chat_template: str | None = None,
+        chat_template: str | Mapping[str, str] | None = None,
     ) -> None:
         """Made by `from_gguf` and `from_folder`.
 
         Args:
             marks: special and user-defined tokens as they are found in text; without, they are found by their names.
             end_ids: the first is what templates call `eos_token`.
+            chat_template: the model's template, or its templates by name.
 
         Raises TokenizerError for an id outside the vocabulary.
         """
@@ -57,7 +58,6 @@ class Tokenizer:
         self.special_ids = vocabulary.special
         self.missing_bytes = codec.missing_bytes
         self.space_prefix = codec.spacing != "never"
-        self._user_defined = frozenset(vocabulary.of(USER_DEFINED))
         self._control = Marks(mark for mark in marks if mark.token in self.special_ids)
         self._marks = {False: Marks(mark for mark in marks if mark.token not in self.special_ids), True: Marks(marks)}
         self.bos_id = bos_id if bos_id is None else vocabulary.checked("beginning-of-text token", bos_id)
@@ -143,7 +143,7 @@ class Tokenizer:
     def token_bytes(self, token: int) -> bytes:
         """The bytes that a token stands for; a special token gives its name. TokenizerError for an unknown id."""
         self._vocabulary.checked("token id", token)
-        if token in self.special_ids or token in self._user_defined:
+        if token in self.special_ids:
             return self._vocabulary.tokens[token].encode()
         return self._codec.token_bytes(token)
 

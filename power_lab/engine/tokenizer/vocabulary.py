@@ -21,14 +21,18 @@ class Vocabulary:
     """Token texts and types, checked.
 
     Attributes:
+        where: how messages name the place that texts come from.
         tokens: text of each id, as the file spells it.
         types: type of each id.
         size: number of ids.
         special: ids of control and unknown tokens: what only templates write.
     """
 
-    def __init__(self, tokens: list[str], types: np.ndarray) -> None:
-        """`types` is one integer a token. Raises TokenizerError naming the key and the token that is wrong."""
+    def __init__(self, tokens: list[str], types: np.ndarray, where: str = "tokenizer.ggml.tokens") -> None:
+        """`types` is one integer a token. Only unused tokens may be empty, and these alone may have a text in common: none.
+
+        Raises TokenizerError naming the key and the token that is wrong.
+        """
         if not 1 <= len(tokens) <= MAX_VOCAB or len(types) != len(tokens):
             raise TokenizerError(f"tokenizer.ggml.token_type: {len(types)} types for {len(tokens)} tokens.")
         if types.dtype.kind not in "iu":
@@ -38,6 +42,7 @@ class Vocabulary:
             raise TokenizerError(
                 f"tokenizer.ggml.token_type: token {strange[0]} has type {types[strange[0]]}, which is unknown."
             )
+        self.where = where
         self.tokens = tokens
         self.types: list[int] = types.tolist()
         self.size = len(tokens)
@@ -66,36 +71,34 @@ class Vocabulary:
         for index in self._of[BYTE]:
             if self.tokens[index] not in names:
                 raise TokenizerError(
-                    f"tokenizer.ggml.tokens: byte token {index} is named {self.tokens[index][:40]!r}, not like <0x0A>."
+                    f"{self.where}: byte token {index} is named {self.tokens[index][:40]!r}, not like <0x0A>."
                 )
             found[names[self.tokens[index]]] = index
         return found
 
     def _check_texts(self) -> None:
-        tokens = self.tokens
+        tokens, where = self.tokens, self.where
         long = next((index for index, token in enumerate(tokens) if len(token) > MAX_TOKEN_CHARS), None)
         if long is not None:
             raise TokenizerError(
-                f"tokenizer.ggml.tokens: token {long} has {len(tokens[long])} characters; "
-                f"at most {MAX_TOKEN_CHARS} are allowed."
+                f"{where}: token {long} has {len(tokens[long])} characters; at most {MAX_TOKEN_CHARS} are allowed."
             )
-        if len(set(tokens)) != self.size:
-            twice = _first_repeated(tokens)
-            raise TokenizerError(f"tokenizer.ggml.tokens: token {twice} ({tokens[twice][:40]!r}) comes twice.")
         marks = [*self.special, *self._of[USER_DEFINED]]
         if len(marks) > MAX_MARKS:
-            raise TokenizerError(
-                f"tokenizer.ggml.token_type: {len(marks)} special tokens; at most {MAX_MARKS} are allowed."
-            )
-        for index in marks:
-            if not tokens[index]:
-                raise TokenizerError(f"tokenizer.ggml.tokens: special token {index} is empty.")
+            raise TokenizerError(f"{where}: {len(marks)} are special tokens; at most {MAX_MARKS} are allowed.")
+        if "" in tokens:
+            empty = next((index for index in (*marks, *self._of[NORMAL]) if not tokens[index]), None)
+            if empty is not None:
+                raise TokenizerError(f"{where}: token {empty} is empty.")
+        if len(set(tokens)) != self.size - max(0, tokens.count("") - 1):
+            twice = _first_repeated(tokens)
+            raise TokenizerError(f"{where}: token {twice} ({tokens[twice][:40]!r}) comes twice.")
 
 
 def _first_repeated(tokens: Iterable[str]) -> int:
     seen: set[str] = set()
     for index, token in enumerate(tokens):
-        if token in seen:
+        if token and token in seen:
             return index
         seen.add(token)
     raise AssertionError("no token is repeated")

@@ -35,8 +35,8 @@ BYTE_LEVEL: dict[str, tuple[dict[str, Any], str]] = {
     "merge result": ({"ggml.merges": ["a b"]}, "merge 0"),
     "token twice": ({"ggml.tokens": [*CODE.values(), "a"], "ggml.token_type": np.ones(257, np.int32)}, "comes twice"),
     "token code": ({"ggml.tokens": [*CODE.values(), "a b"], "ggml.token_type": np.ones(257, np.int32)}, "256 .'a b'."),
-    "token empty": ({"ggml.tokens": [*CODE.values(), ""]}, "special token 256 is empty"),
-    "normal empty": ({"ggml.tokens": [*CODE.values(), ""], "ggml.token_type": np.ones(257, np.int32)}, "256 .''."),
+    "token empty": ({"ggml.tokens": [*CODE.values(), ""]}, "token 256 is empty"),
+    "normal empty": ({"ggml.tokens": [*CODE.values(), ""], "ggml.token_type": np.ones(257, np.int32)}, "256 is empty"),
     "token long": ({"ggml.tokens": [*CODE.values(), "x" * (MAX_TOKEN_CHARS + 1)]}, "token 256 has 4097 characters"),
     "template": ({"chat_template": ["x"]}, "tokenizer.chat_template: is list"),
 }
@@ -96,5 +96,5 @@ def test_end_tokens_come_from_the_metadata() -> None:
 def test_too_many_special_tokens_are_refused() -> None:
     count = MAX_MARKS + 1
     names = [f"<{index}>" for index in range(count)]
-    with pytest.raises(TokenizerError, match=f"{count} special tokens"):
+    with pytest.raises(TokenizerError, match=f"{count} are special tokens"):
         toys.byte_level(names, [3] * count)

@@ -89,7 +89,9 @@ def codecs(uncut_bpe: tuple[list[str], list[str]]) -> list[ByteLevel]:
     """One for each of RULES, all merging as `plain_bpe` does."""
     tokens, merges = uncut_bpe
     vocabulary = Vocabulary(tokens, np.ones(len(tokens), np.int32))
-    return [ByteLevel(vocabulary, merges, PreTokenizer(rules.cuts)) for rules in RULES]
+    vocab = {token: index for index, token in enumerate(tokens)}
+    pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
+    return [ByteLevel(vocabulary, vocab, pairs, rules.build()) for rules in RULES]
 
 
 @pytest.mark.parametrize("index", range(len(RULES)), ids=lambda index: NAMES[index])

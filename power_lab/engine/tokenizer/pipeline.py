@@ -1,0 +1,221 @@
+"""From the parts of a tokenizer.json to a codec: each known combination, and no other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from tokenizers import Regex, models
+from tokenizers import normalizers as library_normalizers
+from tokenizers import pre_tokenizers as library_pre_tokenizers
+from tokenizers.normalizers import Normalizer
+from tokenizers.pre_tokenizers import PreTokenizer
+
+from power_lab.engine.tokenizer import tokenizer_json as parts
+from power_lab.engine.tokenizer.bytelevel import ByteLevel
+from power_lab.engine.tokenizer.codec import Codec, Spacing
+from power_lab.engine.tokenizer.pieces import Pieces
+from power_lab.engine.tokenizer.pretokenizers import known
+from power_lab.engine.tokenizer.vocabulary import BYTE, NORMAL, SPACE, UNKNOWN, USER_DEFINED, Vocabulary
+from power_lab.errors import TokenizerError
+
+T = TypeVar("T")
+
+MAX_MERGES = 1 << 21
+MAX_UNIGRAM_CHARS = 256  # a unigram's time is the text's length times this
+_FORMS = {
+    parts.Nfc: library_normalizers.NFC,
+    parts.Nfd: library_normalizers.NFD,
+    parts.Nfkc: library_normalizers.NFKC,
+    parts.Nfkd: library_normalizers.NFKD,
+}
+_RUNS = {(" {2,}", " "), (" {2,}", SPACE)}  # regular expression and content of harmless replacements
+_TO_SPACE = parts.Replace(parts.Pattern(string=" "), SPACE)
+_FROM_SPACE = parts.Replace(parts.Pattern(string=SPACE), " ")
+
+
+class Pipeline:
+    """The description, flattened, with errors that name the part."""
+
+    def __init__(self, described: parts.TokenizerJson, vocabulary: Vocabulary, where: str) -> None:
+        self._where = where
+        self._vocabulary = vocabulary
+        self._model = described.model
+        normalizer, pre, decoder = described.normalizer, described.pre_tokenizer, described.decoder
+        self._normalizers = normalizer.normalizers if isinstance(normalizer, parts.Normalizers) else _one(normalizer)
+        self._pre = pre.pretokenizers if isinstance(pre, parts.PreTokenizers) else _one(pre)
+        self._decoders = decoder.decoders if isinstance(decoder, parts.Decoders) else _one(decoder)
+
+    def codec(self) -> Codec:
+        """Raises TokenizerError for a part that is known but not in this place, or not with this setting."""
+        if isinstance(self._model, parts.Bpe) and any(isinstance(part, parts.ByteLevelPart) for part in self._pre):
+            return self._byte_level(self._model)
+        return self._pieces()
+
+    def _refused(self, what: str, part: object) -> TokenizerError:
+        return TokenizerError(
+            f"{self._where}: {what}: {str(part)[:200]} is not supported here.",
+            "Power Lab does not support this kind of tokenizer.",
+        )
+
+    def _merges(self, model: parts.Bpe, vocab: dict[str, int]) -> list[tuple[str, str]]:
+        """Pairs of `vocab`; those that make or take a special token are left out, so that plain text never makes one."""
+        if len(model.merges) > MAX_MERGES:
+            raise TokenizerError(
+                f"{self._where}: model.merges: {len(model.merges)} merges; at most {MAX_MERGES} are allowed."
+            )
+        pairs: list[tuple[str, str]] = []
+        for index, merge in enumerate(model.merges):
+            left, right = merge.partition(" ")[::2] if isinstance(merge, str) else merge
+            if left in vocab and right in vocab and left + right in vocab:
+                pairs.append((left, right))
+            elif not (left in model.vocab and right in model.vocab and left + right in model.vocab):
+                raise TokenizerError(
+                    f"{self._where}: model.merges[{index}]: {left[:40]!r} and {right[:40]!r} join tokens that the vocabulary lacks."
+                )
+        return pairs
+
+    def _vocab(self, model: parts.Bpe, *kinds: int) -> dict[str, int]:
+        types = self._vocabulary.types
+        return {token: index for token, index in model.vocab.items() if types[index] in kinds}
+
+    def _byte_level(self, model: parts.Bpe) -> Codec:
+        if model.byte_fallback:
+            raise self._refused("model", "byte_fallback with a ByteLevel pre-tokenizer")
+        if (
+            not isinstance(self._decoders[-1] if self._decoders else None, parts.ByteLevelPart)
+            or len(self._decoders) != 1
+        ):
+            raise self._refused("decoder", self._decoders)
+        vocab = self._vocab(model, NORMAL)
+        return ByteLevel(
+            self._vocabulary,
+            vocab,
+            self._merges(model, vocab),
+            library_pre_tokenizers.Sequence([self._byte_level_cut(part) for part in self._pre]),
+            normalizer=library_normalizers.Sequence([self._form(part) for part in self._normalizers])
+            if self._normalizers
+            else None,
+            whole_words=model.ignore_merges,
+        )
+
+    def _form(self, part: parts.Normalizer) -> Normalizer:
+        if type(part) not in _FORMS:
+            raise self._refused("normalizer", part)
+        return _FORMS[type(part)]()
+
+    def _byte_level_cut(self, part: parts.SinglePreTokenizer) -> PreTokenizer:
+        match part:
+            case parts.ByteLevelPart(add_prefix_space=False):
+                return library_pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=part.use_regex)
+            case parts.Digits():
+                return library_pre_tokenizers.Digits(individual_digits=part.individual_digits)
+            case parts.Punctuation():
+                return library_pre_tokenizers.Punctuation(part.behavior.lower())
+            case parts.Split(pattern=parts.Pattern(regex=str(regex), string=None)) if known(regex):
+                if (part.behavior, part.invert) in (("Isolated", False), ("Removed", True)):
+                    return library_pre_tokenizers.Split(Regex(regex), part.behavior.lower(), part.invert)
+        raise self._refused("pre_tokenizer", part)
+
+    def _pieces(self) -> Codec:
+        spacing, spaced, metaspace, split_words = self._spacing()
+        rest = [part for part in self._normalizers if not isinstance(part, parts.Prepend)]
+        if not metaspace and _TO_SPACE not in rest:
+            raise self._refused("normalizer", "one that leaves spaces as they are")
+        self._check_decoders()
+        model, ids = self._ranked(self._model) if isinstance(self._model, parts.Bpe) else self._unigram(self._model)
+        return Pieces(
+            self._vocabulary,
+            model,
+            ids,
+            spacing=spacing,
+            normalizers=[self._piece_normalizer(part) for part in rest],
+            spaced=spaced,
+            splits=[
+                library_pre_tokenizers.WhitespaceSplit()
+                for part in self._pre
+                if isinstance(part, parts.WhitespaceSplit)
+            ],
+            metaspace=metaspace,
+            split_words=split_words,
+        )
+
+    def _spacing(self) -> tuple[Spacing, list[Normalizer], bool, bool]:
+        """Where a space is put before the text, by which normalizer, whether by a Metaspace, and whether that cuts."""
+        prepended = (
+            self._normalizers[:1] if self._normalizers and isinstance(self._normalizers[0], parts.Prepend) else []
+        )
+        if any(isinstance(part, parts.Prepend) and part.prepend != SPACE for part in prepended):
+            raise self._refused("normalizer", prepended[0])
+        match self._pre:
+            case [] if prepended:
+                return "always", [library_normalizers.Prepend(SPACE)], False, False
+            case [] | [parts.Split(pattern=parts.Pattern(string=" "), invert=False)] if not prepended:
+                return "never", [], False, False  # no space is left for the split to find
+            case [parts.Metaspace() as part] | [parts.WhitespaceSplit(), parts.Metaspace() as part] if not prepended:
+                old = {True: "always", False: "never", None: part.prepend_scheme}[part.add_prefix_space]
+                return ("never" if old == "never" else part.prepend_scheme), [], True, part.split
+        raise self._refused("pre_tokenizer", self._pre)
+
+    def _piece_normalizer(self, part: parts.Normalizer) -> Normalizer:
+        if part == _TO_SPACE:
+            return library_normalizers.Replace(" ", SPACE)
+        if (
+            isinstance(part, parts.Replace)
+            and (part.pattern.regex, part.content) in _RUNS
+            and part.pattern.string is None
+        ):
+            return library_normalizers.Replace(Regex(" {2,}"), part.content)
+        return self._form(part)
+
+    def _check_decoders(self) -> None:
+        """Bytes come out as `Pieces.token_bytes` has them; a decoder that says otherwise is refused."""
+        for part in self._decoders:
+            strip = isinstance(part, parts.Strip) and (part.content, part.start, part.stop) == (" ", 1, 0)
+            if not (
+                strip or part == _FROM_SPACE or isinstance(part, (parts.ByteFallback, parts.Fuse, parts.Metaspace))
+            ):
+                raise self._refused("decoder", part)
+        if not any(part == _FROM_SPACE or isinstance(part, parts.Metaspace) for part in self._decoders):
+            raise self._refused("decoder", self._decoders)
+
+    def _ranked(self, model: parts.Bpe) -> tuple[models.Model, None]:
+        if model.ignore_merges:
+            raise self._refused("model", "ignore_merges without a ByteLevel pre-tokenizer")
+        vocab = self._vocab(model, NORMAL, USER_DEFINED)
+        merges = self._merges(model, vocab)
+        whole = vocab | self._vocab(model, BYTE, UNKNOWN)
+        unknown = model.unk_token if model.unk_token in whole else None
+        return models.BPE(
+            whole, merges, unk_token=unknown, fuse_unk=model.fuse_unk, byte_fallback=model.byte_fallback
+        ), None
+
+    def _unigram(self, model: parts.Unigram) -> tuple[models.Model, list[int]]:
+        """The library takes tokens by their place, so special ones are left out and places mapped back."""
+        kinds = (NORMAL, USER_DEFINED, BYTE)
+        types = self._vocabulary.types
+        ids = [index for index in range(len(model.vocab)) if types[index] in kinds]
+        return unigram(
+            self._vocabulary, ids, [model.vocab[index][1] for index in ids], model.unk_id, model.byte_fallback
+        )
+
+
+def unigram(
+    vocabulary: Vocabulary, ids: list[int], scores: Sequence[float], unknown: int | None, byte_fallback: bool
+) -> tuple[models.Model, list[int]]:
+    """The library's unigram over the tokens `ids` with their scores, and the tokens that its ids mean.
+
+    Raises TokenizerError where there is no unknown token or a piece is too long.
+    """
+    if unknown is None:
+        raise TokenizerError(f"{vocabulary.where}: a unigram tokenizer needs an unknown token.")
+    long = next((index for index in ids if len(vocabulary.tokens[index]) > MAX_UNIGRAM_CHARS), None)
+    if long is not None:
+        raise TokenizerError(f"{vocabulary.where}: token {long} is longer than {MAX_UNIGRAM_CHARS} characters.")
+    best = max(scores, default=0.0)  # the unknown token must not be the worst: the penalty for it is counted from there
+    pieces = [("\ufdd0", best), *zip((vocabulary.tokens[index] for index in ids), scores, strict=True)]
+    return models.Unigram(pieces, 0, byte_fallback), [vocabulary.checked("unknown token", unknown), *ids]
+
+
+def _one(part: T | None) -> list[T]:
+    return [] if part is None else [part]
