@@ -72,7 +72,7 @@ class ModelFiles:
 
     def size(self) -> int:
         """Bytes on disk; of a model with a problem, of what there is. Raises OSError when a file has gone meanwhile."""
-        return sum(file.stat().st_size for file in self.files if not self.problem or file.is_file())
+        return sum(file.stat().st_size for file in self.files if not self.problem or is_file(file))
 
     def marks(self) -> list[list[int]]:
         """Size, time and inode of every file: while they stay, so do the bytes. Raises OSError."""
@@ -153,7 +153,7 @@ def _checked(model: ModelFiles) -> ModelFiles:
     """The model, with links that lead nowhere as its problem."""
     if model.problem:
         return model
-    gone = [file.name for file in model.files if not file.is_file()]
+    gone = [file.name for file in model.files if not is_file(file)]
     if not gone:
         return model
     return ModelFiles(model.path, model.format, model.files, f"incomplete: missing {_listed(gone)}")
@@ -206,6 +206,11 @@ def settled(path: Path) -> Path:
     """The path with links followed, as far as the name keeps its kind: the Hugging Face cache keeps bytes under their digest alone."""
     real = real_path(path)
     return real if real.suffix == path.suffix else real_path(path.parent) / path.name
+
+
+def is_file(path: Path) -> bool:
+    """Path.is_file that also answers where looking is forbidden."""
+    return os.path.isfile(path)  # noqa: PTH113
 
 
 def is_gguf(name: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from itertools import chain, count
 from pathlib import Path
 
@@ -25,13 +26,13 @@ def list_models(paths: Paths, extra: tuple[Path, ...] = (), catalogue: dict[str,
     """
     found, notes = find(paths, extra)
     cache, hashes, free = FactsCache(paths.models), Hashes(paths.models), free_memory()
-    listed = [_catalogued(model, paths, found, cache, free) for model in catalogue.values()]
-    for name, model in named(found, paths, catalogue):
-        try:
-            listed.append(_entry(name, model, _facts(model, cache), hashes, free))
-        except OSError:
-            continue  # removed while we looked
-    cache.save()
+    try:
+        listed = [_catalogued(model, paths, found, cache, free) for model in catalogue.values()]
+        for name, model in named(found, paths, catalogue):
+            with suppress(FileNotFoundError):  # removed while we looked
+                listed.append(_entry(name, model, cache, hashes, free))
+    finally:
+        cache.save()  # also what an interrupted call has learnt
     return Listing(tuple(listed), tuple(notes))
 
 
@@ -57,15 +58,14 @@ def _text(name: str) -> str:
 def _catalogued(model: Packaged, paths: Paths, found: list[Found], cache: FactsCache, free: int) -> ModelEntry:
     entry = catalogue_entry(model, paths)
     here = next((one for one in found if one.files.path == entry.path), None)
-    facts = Facts()
-    if here is not None:
-        try:
-            facts = _facts(here, cache)
-            size = here.files.size()
-        except OSError:
-            return catalogue_entry(model, paths)
-        if size != model.size:
-            facts = Facts(problem=f"damaged: it has {size} bytes, not {model.size}")
+    if here is None:
+        return entry
+    try:
+        facts, size = _facts(here, cache)
+    except FileNotFoundError:
+        return catalogue_entry(model, paths)
+    if size != model.size and not facts.problem:
+        facts = Facts(problem=f"damaged: it has {size} bytes, not {model.size}")
     return _with_facts(entry, facts, free)
 
 
@@ -86,20 +86,27 @@ def catalogue_entry(model: Packaged, paths: Paths) -> ModelEntry:
     )
 
 
-def _facts(model: Found, cache: FactsCache) -> Facts:
-    problem = model.files.problem
-    return Facts(problem=problem) if problem else cache.of(model.files)
+def _facts(model: Found, cache: FactsCache) -> tuple[Facts, int]:
+    """What is known of a model and its size. Raises FileNotFoundError when it has gone."""
+    try:
+        size = model.files.size()
+        return (Facts(problem=model.files.problem) if model.files.problem else cache.of(model.files)), size
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        return Facts(problem=f"damaged: cannot be read: {error.strerror}"), 0
 
 
-def _entry(name: str, model: Found, facts: Facts, hashes: Hashes, free: int) -> ModelEntry:
+def _entry(name: str, model: Found, cache: FactsCache, hashes: Hashes, free: int) -> ModelEntry:
     files = model.files
+    facts, size = _facts(model, cache)
     entry = ModelEntry(
         name=name,
         path=files.path,
         present=True,
         source=_text(model.source),
-        size=files.size(),
-        sha256=hashes.recall(real_path(files.path)) if files.lone and not files.problem else "",
+        size=size,
+        sha256=hashes.recall(real_path(files.path)) if files.lone and size and not files.problem else "",
         license=facts.license,
         format=files.format,
     )

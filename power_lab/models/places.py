@@ -122,7 +122,7 @@ def _once(found: list[Found]) -> list[Found]:
 
 
 def _own(folder: Path, notes: list[str]) -> Iterator[Found]:
-    if not folder.is_dir():
+    if not _is_dir(folder):
         return
     walk = _Walk(folder, depth=1, notes=notes)
     for files in walk.models():
@@ -130,7 +130,7 @@ def _own(folder: Path, notes: list[str]) -> Iterator[Found]:
 
 
 def _given(folder: Path, notes: list[str]) -> Iterator[Found]:
-    if not folder.is_dir():
+    if not _is_dir(folder):
         notes.append(f"{folder}: no such folder")
         return
     for files in _Walk(folder, notes=notes).models():
@@ -139,7 +139,7 @@ def _given(folder: Path, notes: list[str]) -> Iterator[Found]:
 
 def _hub(hub: Path | None, notes: list[str]) -> Iterator[Found]:
     """`models--org--name/snapshots/<commit>/...`, the files being links to `blobs`; `refs/main` holds the current commit."""
-    if hub is None or not hub.is_dir():
+    if hub is None or not _is_dir(hub):
         return
     left = MAX_ENTRIES
     for folder in sorted(hub.glob("models--*")):
@@ -190,7 +190,12 @@ def _reference(path: Path) -> str:
 
 
 def _folders(folder: Path) -> list[Path]:
-    return [folder / name for name in _names(folder) if (folder / name).is_dir()]
+    return [folder / name for name in _names(folder) if _is_dir(folder / name)]
+
+
+def _is_dir(path: Path) -> bool:
+    """Path.is_dir that also answers where looking is forbidden."""
+    return os.path.isdir(path)  # noqa: PTH112
 
 
 def _names(folder: Path) -> list[str]:
@@ -201,7 +206,7 @@ def _names(folder: Path) -> list[str]:
 
 def _llama_cpp(folder: Path | None, notes: list[str]) -> Iterator[Found]:
     """Flat files `<org>_<repository>_<file>.gguf`; a manifest `manifest=org=repository=tag.json` tells where the file's name begins."""
-    if folder is None or not folder.is_dir():
+    if folder is None or not _is_dir(folder):
         return
     names = _names(folder)
     manifests = [name.split("=") for name in names if name.startswith("manifest=")]

@@ -125,7 +125,10 @@ def find_model(model: str, paths: Paths, catalogue: dict[str, Packaged] = CATALO
 
 
 def _at(path: Path) -> Found:
-    files = model_at(settled(path))
+    try:
+        files = model_at(settled(path))
+    except OSError as error:
+        raise ModelFileError(f"{path}: cannot be read: {error.strerror}.") from error
     name = hub_name(files.path) if files.format != "gguf" else ""
     return Found((name or files.stem,), "file" if files.format == "gguf" else "folder", files)
 

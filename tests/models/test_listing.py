@@ -14,6 +14,7 @@ from power_lab.engine.config import ModelFolders, Paths
 from power_lab.errors import ModelFileError
 from power_lab.models import CATALOGUE, Listing, ModelEntry, facts, list_models, places, resolve
 from power_lab.models.facts import Facts
+from power_lab.models.files import ModelFiles
 from power_lab.models.fit import fit_of
 from tests.models.trees import MAIN, OLD, contents, gguf, repository, shards
 
@@ -249,6 +250,17 @@ def test_a_model_that_goes_away_meanwhile_is_not_listed(paths: Paths, monkeypatc
 
     monkeypatch.setattr(facts, "read_facts", remove_then_read)
     assert named(list_models(paths)) == {}
+
+
+def test_what_must_not_be_read_is_said(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Played, since these tests may run as root, whom nothing is forbidden."""
+    put(paths.models / "own.gguf")
+
+    def forbidden(files: object) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(ModelFiles, "size", forbidden)
+    assert named(list_models(paths))["own"].status == "damaged: cannot be read: Permission denied"
 
 
 def test_overlapping_places_list_a_model_once(paths: Paths) -> None:
