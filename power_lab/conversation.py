@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from power_lab.engine.chat import Turn
 from power_lab.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -77,7 +78,15 @@ class Conversation:
                 f"Load {record.engine.model!r} again, or begin another one with lab.chat().",
             )
         found = engine.next_prompt(
-            record.prompt_tokens, record.tokens, self._asked, turn, **template, history=self._history
+            Turn(
+                prompt=record.prompt_tokens,
+                output=record.tokens,
+                messages=tuple(self._asked),
+                message=turn,
+                tools=tuple(template["tools"] or ()),
+                template_options=template["template_options"] or {},
+                history=self._history,
+            )
         )
         answer = {"role": "assistant", "content": found.answer}
         return [*self._asked, answer, turn], list(found.tokens), found.reason

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from power_lab.conversation import TURN_OPTIONS, Conversation
-from power_lab.engine.config import EngineConfig, HostSettings, Paths, strict, user_path
+from power_lab.engine.config import EngineConfig, HostSettings, Paths, user_path
 from power_lab.engine.request import SamplingParams
 from power_lab.errors import ConfigError, EngineClosed, EngineInUse, RequestCancelled, StepFailed
+from power_lab.keywords import plain, sampling
 from power_lab.many import derived_seed, in_order
 
 if TYPE_CHECKING:
@@ -393,19 +394,3 @@ def _end_host(client: HostClient, force: bool) -> str:
         client.close()
         return f"This notebook's lease is dropped. {error.message}"
     return "The engine host has ended."
-
-
-def sampling(params: Mapping[str, Any]) -> SamplingParams:
-    """Parameters from keywords; one stop string may stand alone. Raises ConfigError naming the key."""
-    settings = plain(params)
-    if isinstance(settings.get("stop"), str):
-        settings["stop"] = (settings["stop"],)
-    return strict(SamplingParams, settings)
-
-
-def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """NumPy scalars as Python numbers, so that values of an arange or linspace can be given as they are."""
-    return {
-        key: value.item() if hasattr(value, "dtype") and getattr(value, "ndim", None) == 0 else value
-        for key, value in settings.items()
-    }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -20,6 +20,25 @@ History = Literal["auto", "keep", "render"]
 _NONCHARACTERS = [chr(point) for point in range(0xFDD0, 0xFDF0)]  # Unicode keeps them out of text, for uses like this
 
 
+class Turn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a chat's next prompt is made from.
+
+    Attributes:
+        prompt, output: the tokens so far: the last turn's prompt, and what the model answered.
+        messages: the chat before the answer.
+        message: what follows the answer.
+        tools, template_options, history: as for `Lab.chat`.
+    """
+
+    prompt: tuple[int, ...]
+    output: tuple[int, ...]
+    messages: tuple[Message, ...]
+    message: Message
+    tools: tuple[Tool, ...] = ()
+    template_options: dict[str, Any] = {}
+    history: History = "auto"
+
+
 class NextPrompt(msgspec.Struct, frozen=True, kw_only=True):
     """The prompt of a chat's next turn.
 
@@ -27,8 +46,8 @@ class NextPrompt(msgspec.Struct, frozen=True, kw_only=True):
         tokens: its ids.
         answer: the text of the last answer, as a message of the chat.
         kept: how many of the tokens so far it begins with; what is cached of them is used.
-        reason: why the tokens so far were not simply appended to, or why they were although the template shows earlier
-            answers otherwise; empty where both are the same text.
+        reason: why the tokens so far were not simply appended to, or why they were although the template may show the
+            answer otherwise; empty where both are the same text.
     """
 
     tokens: tuple[int, ...]
@@ -89,59 +108,41 @@ def continuation(
     return tail
 
 
-def next_prompt(
-    tokenizer: Tokenizer,
-    prompt: Sequence[int],
-    output: Sequence[int],
-    messages: Sequence[Message],
-    turn: Message,
-    *,
-    tools: Sequence[Tool] = (),
-    options: Options | None = None,
-    history: History = "auto",
-) -> NextPrompt:
+def next_prompt(tokenizer: Tokenizer, turn: Turn) -> NextPrompt:
     """The prompt of a chat's next turn, from the tokens so far or from its messages.
 
     Many templates drop the reasoning of earlier answers. Then the exact tokens so far, which the model saw, and the chat
-    rendered anew, which its makers meant, are two prompts, and `history` chooses.
-
-    Args:
-        prompt, output: the tokens so far: the last turn's prompt, and what the model answered.
-        messages: the chat before the answer.
-        turn: the next message.
+    rendered anew, which its makers meant, are two prompts, and `turn.history` chooses.
 
     Raises as `chat_ids` does; TokenizerError also when the tokens are kept and nothing can be appended (`continuation`).
     """
-    if history not in get_args(History):
-        raise ConfigError("history", f"{history!r} is not known", f"Use one of {', '.join(get_args(History))}.")
-    so_far = [*prompt, *output]
-    answer = tokenizer.decode(output)
+    extras: dict[str, Any] = {"tools": turn.tools, "options": turn.template_options}
+    so_far = [*turn.prompt, *turn.output]
+    answer = tokenizer.decode(turn.output)
 
     def kept(reason: str = "") -> NextPrompt:
-        tail = continuation(tokenizer, output, turn, messages, tools=tools, options=options)
+        tail = continuation(tokenizer, turn.output, turn.message, turn.messages, **extras)
         return NextPrompt(tokens=(*so_far, *tail), answer=answer, kept=len(so_far), reason=reason)
 
-    if history == "keep":
+    if turn.history == "keep":
         return kept()
-    held = sorted(tokenizer.special_ids.intersection(output[:-1]))
-    if history == "auto" and held:
+    held = sorted(tokenizer.special_ids.intersection(turn.output[:-1]))
+    if turn.history == "auto" and held:
         return kept(f"The answer holds {tokenizer.piece(held[0])!r}, which no message can, so its tokens were kept.")
-    chat = [*messages, {"role": "assistant", "content": answer}, turn]
-    rendered = chat_ids(tokenizer, chat, tools=tools, options=options)
-    if history == "auto" and _begins(tokenizer, rendered, so_far):
+    chat = [*turn.messages, {"role": "assistant", "content": answer}, turn.message]
+    rendered = chat_ids(tokenizer, chat, **extras)
+    if turn.history == "auto" and _begins(tokenizer, rendered, so_far):
         return kept()
-    same = next((at for at, pair in enumerate(zip(rendered, so_far, strict=False)) if pair[0] != pair[1]), len(so_far))
-    return NextPrompt(
-        tokens=tuple(rendered),
-        answer=answer,
-        kept=min(same, len(rendered)),
-        reason=f"The whole chat was rendered anew: {_WHY[history]}. It begins with {same:,} of the {len(so_far):,} tokens so far.",
-    )
+    same = next((at for at, pair in enumerate(zip(rendered, so_far, strict=False)) if pair[0] != pair[1]), None)
+    common = min(len(rendered), len(so_far)) if same is None else same
+    reason = f"{_WHY[turn.history]} It begins with {common:,} of the {len(so_far):,} tokens so far."
+    return NextPrompt(tokens=tuple(rendered), answer=answer, kept=common, reason=reason)
 
 
 _WHY = {
-    "auto": "the chat template shows the last answer otherwise than it was generated, as templates do that drop reasoning",
-    "render": "asked for",
+    "auto": "The chat template shows the last answer otherwise than it was generated (templates drop reasoning, for one), so the whole"
+    " chat was rendered anew.",
+    "render": "The whole chat was rendered anew, as asked.",
 }
 
 

@@ -13,12 +13,12 @@ import psutil
 
 from power_lab.engine import intake, prefix, views
 from power_lab.engine.blocks import BlockPool
-from power_lab.engine.chat import History, NextPrompt, next_prompt
+from power_lab.engine.chat import NextPrompt, Turn, next_prompt
 from power_lab.engine.config import EngineConfig, Paths
 from power_lab.engine.interrupts import uninterrupted
 from power_lab.engine.live import Live, Verdict
 from power_lab.engine.loader import Loaded, load
-from power_lab.engine.messages import Message, Options, Tool
+from power_lab.engine.messages import Options, Tool
 from power_lab.engine.plan import StepPlan
 from power_lab.engine.report import Decision, EngineStatus, MemoryPlan
 from power_lab.engine.request import Finish, Prompt, Request, SamplingParams
@@ -189,20 +189,9 @@ class Engine:
         """Token ids of a chat's next prompt: all tokens so far unchanged, then the user's new message."""
         return [*prompt_tokens, *output_tokens, *self._loaded.tokenizer.continuation(output_tokens, message)]
 
-    def next_prompt(
-        self,
-        prompt_tokens: Sequence[int],
-        output_tokens: Sequence[int],
-        messages: Sequence[Message],
-        turn: Message,
-        *,
-        tools: Sequence[Tool] | None = None,
-        template_options: Options | None = None,
-        history: History = "auto",
-    ) -> NextPrompt:
-        """The same with the chat's messages known: `history` chooses between the exact tokens so far and a chat rendered anew."""
-        chosen = {"tools": tools or (), "options": template_options, "history": history}
-        return next_prompt(self._loaded.tokenizer, prompt_tokens, output_tokens, messages, turn, **chosen)
+    def next_prompt(self, turn: Turn) -> NextPrompt:
+        """The same with the chat's messages known: `turn.history` chooses between the exact tokens and a chat rendered anew."""
+        return next_prompt(self._loaded.tokenizer, turn)
 
     # --- looking ----------------------------------------------------------------------------------------------------------------
 

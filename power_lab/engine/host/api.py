@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from power_lab.engine.chat import History, NextPrompt
+from power_lab.engine.chat import NextPrompt, Turn
 from power_lab.engine.config import EngineConfig, Paths
-from power_lab.engine.messages import Message, Options, Tool
+from power_lab.engine.messages import Options, Tool
 from power_lab.engine.report import Decision, EngineStatus, MemoryPlan
 from power_lab.engine.request import Prompt, SamplingParams
 from power_lab.engine.trace import BlockState, EngineFacts, OnDelta, OnDone, RunRecord
@@ -48,17 +48,7 @@ class EngineLike(Protocol):
     def status(self) -> EngineStatus: ...
     def tokenize(self, text: str) -> list[int]: ...
     def continuation(self, prompt_tokens: Sequence[int], output_tokens: Sequence[int], message: str) -> list[int]: ...
-    def next_prompt(
-        self,
-        prompt_tokens: Sequence[int],
-        output_tokens: Sequence[int],
-        messages: Sequence[Message],
-        turn: Message,
-        *,
-        tools: Sequence[Tool] | None = None,
-        template_options: Options | None = None,
-        history: History = "auto",
-    ) -> NextPrompt: ...
+    def next_prompt(self, turn: Turn) -> NextPrompt: ...
     def close(self) -> None: ...
 
 

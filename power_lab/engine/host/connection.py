@@ -311,8 +311,9 @@ def ask(engine: EngineLike, frame: wire.Query) -> object:
     if frame.kind == "continuation":
         return engine.continuation(frame.tokens, frame.output, frame.text)
     if frame.kind == "next_prompt":
-        chosen = {"tools": frame.tools, "template_options": frame.template_options, "history": frame.history}
-        return engine.next_prompt(frame.tokens, frame.output, frame.messages, frame.turn, **chosen)
+        if frame.turn is None:
+            raise ConfigError("turn", "is missing")
+        return engine.next_prompt(frame.turn)
     if frame.kind == "facts":
         return engine.facts
     return getattr(engine, frame.kind)()  # status, explain, memory, blocks: the decoder admits no other kind

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import msgspec
 
 from power_lab import errors
-from power_lab.engine.chat import History, NextPrompt
+from power_lab.engine.chat import NextPrompt, Turn
 from power_lab.engine.config import EngineConfig
 from power_lab.engine.report import Decision, EngineStatus, MemoryPlan
 from power_lab.engine.request import SamplingParams
@@ -88,11 +88,7 @@ class Query(Frame, frozen=True, kw_only=True):
     text: str = ""
     tokens: tuple[int, ...] = ()
     output: tuple[int, ...] = ()
-    messages: tuple[Data, ...] = ()
-    turn: Data = {}
-    tools: tuple[Data, ...] = ()
-    template_options: Data = {}
-    history: History = "auto"
+    turn: Turn | None = None
 
 
 class Unload(Frame, frozen=True, kw_only=True):

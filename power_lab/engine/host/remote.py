@@ -5,11 +5,11 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 
-from power_lab.engine.chat import History, NextPrompt
+from power_lab.engine.chat import NextPrompt, Turn
 from power_lab.engine.config import strict
 from power_lab.engine.host import protocol as wire
 from power_lab.engine.host.client import SETTLE_S, HostClient, Mailbox
-from power_lab.engine.messages import Message, Options, Tool, check_options, check_tools, texts
+from power_lab.engine.messages import Options, Tool, check_options, check_tools, texts
 from power_lab.engine.report import Decision, EngineStatus, MemoryPlan
 from power_lab.engine.request import Prompt, SamplingParams
 from power_lab.engine.trace import BlockState, EngineFacts, OnDelta, OnDone, RunRecord
@@ -149,27 +149,13 @@ class RemoteEngine:
         tokens, output = tuple(prompt_tokens), tuple(output_tokens)
         return list(self.client.query("continuation", self.key, tokens=tokens, output=output, text=message))
 
-    def next_prompt(
-        self,
-        prompt_tokens: Sequence[int],
-        output_tokens: Sequence[int],
-        messages: Sequence[Message],
-        turn: Message,
-        *,
-        tools: Sequence[Tool] | None = None,
-        template_options: Options | None = None,
-        history: History = "auto",
-    ) -> NextPrompt:
-        """The same with the chat's messages known: `history` chooses between the exact tokens so far and a chat rendered anew."""
-        fields = {
-            "tokens": tuple(prompt_tokens),
-            "output": tuple(output_tokens),
-            "messages": framed(messages),
-            "turn": framed([turn])[0],
-            "history": history,
-            **_extras(tools, template_options),
-        }
-        return self.client.query("next_prompt", self.key, **fields)
+    def next_prompt(self, turn: Turn) -> NextPrompt:
+        """The same with the chat's messages known: `turn.history` chooses between the exact tokens and a chat rendered anew."""
+        framed([*turn.messages, turn.message])
+        extras = _extras(turn.tools, turn.template_options)
+        fields = {"history": turn.history, "message": turn.message, "messages": tuple(turn.messages), **extras}
+        asked = strict(Turn, {"prompt": tuple(turn.prompt), "output": tuple(turn.output), **fields})
+        return self.client.query("next_prompt", self.key, turn=asked)
 
     def close(self) -> None:
         """Drop the lease."""

@@ -17,10 +17,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from power_lab.engine.chat import History, NextPrompt
+from power_lab.engine.chat import NextPrompt, Turn
 from power_lab.engine.config import EngineConfig, Paths
 from power_lab.engine.host.api import OnProgress
-from power_lab.engine.messages import Message, Options, Tool
+from power_lab.engine.messages import Options, Tool
 from power_lab.engine.report import Decision, EngineStatus, MemoryPlan
 from power_lab.engine.request import Prompt, SamplingParams
 from power_lab.engine.trace import BlockState, Delta, EngineFacts, OnDelta, OnDone, RunRecord
@@ -199,20 +199,12 @@ class FakeEngine:
     def continuation(self, prompt_tokens: Sequence[int], output_tokens: Sequence[int], message: str) -> list[int]:
         return [*prompt_tokens, *output_tokens, *message.encode()]
 
-    def next_prompt(
-        self,
-        prompt_tokens: Sequence[int],
-        output_tokens: Sequence[int],
-        messages: Sequence[Message],
-        turn: Message,
-        *,
-        tools: Sequence[Tool] | None = None,
-        template_options: Options | None = None,
-        history: History = "auto",
-    ) -> NextPrompt:
-        kept, answer = [*prompt_tokens, *output_tokens], "".join(f"w{token} " for token in output_tokens)
-        reason = repr((list(messages), list(tools or ()), template_options, history)) if tools else ""
-        return NextPrompt(tokens=(*kept, *turn["content"].encode()), answer=answer, kept=len(kept), reason=reason)
+    def next_prompt(self, turn: Turn) -> NextPrompt:
+        kept, answer = (*turn.prompt, *turn.output), "".join(f"w{token} " for token in turn.output)
+        reason = repr(turn) if turn.tools else ""
+        return NextPrompt(
+            tokens=(*kept, *turn.message["content"].encode()), answer=answer, kept=len(kept), reason=reason
+        )
 
     def close(self) -> None:
         self._closed = True

@@ -8,8 +8,10 @@ import subprocess
 import sys
 import threading
 
+import msgspec
 import pytest
 
+from power_lab.engine.chat import Turn
 from power_lab.engine.config import EngineConfig, HostSettings
 from power_lab.engine.host import protocol as wire
 from power_lab.engine.host.client import HostClient
@@ -71,11 +73,12 @@ def test_every_question_is_answered(home: Home):
     assert engine.status().running == 0
     assert engine.tokenize("ab") == [97, 98]
     assert engine.continuation([1], [2], "c") == [1, 2, 99]
-    chat, turn = [{"role": "user", "content": "a"}], {"role": "user", "content": "c"}
-    chosen = {"tools": TOOLS, "template_options": {"enable_thinking": False}, "history": "keep"}
-    found = engine.next_prompt([1], [2], chat, turn, **chosen)
-    assert (found.tokens, found.answer, found.kept) == ((1, 2, 99), "w2 ", 2)
-    assert found.reason == repr((chat, *chosen.values()))
+    message = {"role": "user", "content": "c"}
+    turn = Turn(prompt=(1,), output=(2,), messages=(message,), message=message, tools=(*TOOLS,), history="keep")
+    found = engine.next_prompt(turn)
+    assert (found.tokens, found.answer, found.kept, found.reason) == ((1, 2, 99), "w2 ", 2, repr(turn))
+    wrong = msgspec.structs.replace(turn, history="never")
+    assert "history" in str(raises(ConfigError, lambda: engine.next_prompt(wrong)))
     assert engine.client.query("facts", engine.key) == engine.facts
     assert "nonsense" in str(raises(EngineClosed, lambda: engine.client.query("memory", "nonsense")))
 

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from power_lab import errors
+from power_lab.engine.chat import Turn
 from power_lab.engine.config import EngineConfig
 from power_lab.engine.host import protocol as wire
 from power_lab.engine.request import SamplingParams
@@ -33,7 +34,10 @@ REQUESTS = [
         template_options={"enable_thinking": False},
     ),
     wire.Query(
-        id=5, kind="next_prompt", engine="k", messages=({"role": "user"},), turn={"role": "tool"}, history="keep"
+        id=5,
+        kind="next_prompt",
+        engine="k",
+        turn=Turn(prompt=(1,), output=(2,), messages=({"role": "user"},), message={"role": "tool"}, history="keep"),
     ),
     wire.Query(id=5, kind="continuation", engine="k", tokens=(1,), output=(2,), text="more"),
     wire.Unload(id=6, engine="k"),
