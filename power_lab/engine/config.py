@@ -35,7 +35,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """What an engine is made from. Two engines with equal resolved configurations are the same engine.
 
     Attributes:
-        model: a name from `lab.models()` or the path of a .gguf file.
+        model: a name from `lab.models()`, the path of a .gguf file or of a SafeTensors folder.
         device: `auto` or `cpu`.
         mode: `exact` keeps every output bit for bit independent of batch, chunking, cache, speculation and preemption; `fast` does not.
         threads: CPU threads; 0 takes all cores.
