@@ -8,15 +8,17 @@ from typing import Any
 import numpy as np
 
 from power_lab.engine.tokenizer.bytelevel import ByteLevel
+from power_lab.engine.tokenizer.charsmap import Charsmap
 from power_lab.engine.tokenizer.codec import Codec
 from power_lab.engine.tokenizer.pretokenizers import PRE_TOKENIZERS
-from power_lab.engine.tokenizer.sentencepiece import SentencePiece
+from power_lab.engine.tokenizer.sentencepiece import SentencePiece, check_scores
 from power_lab.engine.tokenizer.tokenizer import Tokenizer
+from power_lab.engine.tokenizer.unigram import Unigram
 from power_lab.engine.tokenizer.vocabulary import BYTE, NORMAL, UNKNOWN, Vocabulary
 from power_lab.errors import TokenizerError
 
 _END_KEYS = ("ggml.eos_token_id", "ggml.eot_token_id", "ggml.eom_token_id")  # the text's, a turn's, a message's end
-_MODELS = {"gpt2": "byte-level BPE", "llama": "SentencePiece BPE"}
+_MODELS = {"gpt2": "byte-level BPE", "llama": "SentencePiece BPE", "t5": "SentencePiece unigram"}
 
 
 def read(metadata: Mapping[str, Any]) -> Tokenizer:
@@ -27,7 +29,7 @@ def read(metadata: Mapping[str, Any]) -> Tokenizer:
         supported = ", ".join(f"{name} ({what})" for name, what in _MODELS.items())
         raise TokenizerError(f"tokenizer.ggml.model: {model[:40]!r} is not supported.", f"Supported: {supported}.")
     vocabulary = Vocabulary(keys.require("ggml.tokens", list), keys.require("ggml.token_type", np.ndarray))
-    codec, bos = _byte_level(keys, vocabulary) if model == "gpt2" else _sentencepiece(keys, vocabulary)
+    codec, bos = {"gpt2": _byte_level, "llama": _sentencepiece, "t5": _unigram}[model](keys, vocabulary)
     ends = [keys.token(name, vocabulary) for name in _END_KEYS]
     return Tokenizer(
         vocabulary,
@@ -95,13 +97,34 @@ def _pairs(merges: list[str], vocab: dict[str, int]) -> list[tuple[str, str]]:
 
 
 def _sentencepiece(keys: _Keys, vocabulary: Vocabulary) -> tuple[Codec, bool]:
-    unknown = keys.token("ggml.unknown_token_id", vocabulary)
-    if unknown is None and vocabulary.of(UNKNOWN):
-        unknown = vocabulary.of(UNKNOWN)[0]
     codec = SentencePiece(
         vocabulary,
         keys.require("ggml.scores", np.ndarray),
-        unknown=unknown,
+        unknown=_unknown(keys, vocabulary),
         spacing="always" if keys.get("ggml.add_space_prefix", bool, True) else "never",
     )
     return codec, True
+
+
+def _unigram(keys: _Keys, vocabulary: Vocabulary) -> tuple[Codec, bool]:
+    if keys.get("ggml.treat_whitespace_as_suffix", bool, False):
+        raise TokenizerError("tokenizer.ggml.treat_whitespace_as_suffix: true is not supported.")
+    scores = keys.require("ggml.scores", np.ndarray)
+    check_scores(scores, vocabulary)
+    table = keys.get("ggml.precompiled_charsmap", np.ndarray, None)
+    if table is not None and table.dtype.itemsize != 1:
+        raise TokenizerError(f"tokenizer.ggml.precompiled_charsmap: has {table.dtype} values, not bytes.")
+    codec = Unigram(
+        vocabulary,
+        scores.tolist(),
+        unknown=_unknown(keys, vocabulary),
+        charsmap=Charsmap(table.tobytes(), "tokenizer.ggml.precompiled_charsmap") if table is not None else None,
+        spacing="always" if keys.get("ggml.add_space_prefix", bool, True) else "never",
+        single_spaces=keys.get("ggml.remove_extra_whitespaces", bool, False),
+    )
+    return codec, False
+
+
+def _unknown(keys: _Keys, vocabulary: Vocabulary) -> int | None:
+    stated = keys.token("ggml.unknown_token_id", vocabulary)
+    return vocabulary.of(UNKNOWN)[0] if stated is None and vocabulary.of(UNKNOWN) else stated

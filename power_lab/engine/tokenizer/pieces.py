@@ -14,6 +14,7 @@ from tokenizers.normalizers import Sequence as Normalizers
 from tokenizers.pre_tokenizers import Metaspace, PreTokenizer
 from tokenizers.pre_tokenizers import Sequence as PreTokenizers
 
+from power_lab.engine.tokenizer.charsmap import Charsmap
 from power_lab.engine.tokenizer.codec import Spacing
 from power_lab.engine.tokenizer.vocabulary import NORMAL, SPACE, USER_DEFINED, Vocabulary
 
@@ -28,6 +29,7 @@ class Pieces:
         ids: Sequence[int] | None,
         *,
         spacing: Spacing,
+        charsmap: Charsmap | None = None,
         normalizers: Sequence[Normalizer] = (),
         spaced: Sequence[Normalizer] = (),
         splits: Sequence[PreTokenizer] = (),
@@ -38,6 +40,7 @@ class Pieces:
 
         Args:
             ids: the token that each of the model's ids means; None where they are the tokens' own.
+            charsmap: normalises characters first, as SentencePiece does (the library's own looks at graphemes).
             normalizers: applied to every text; `spaced`: before these, where a space is due.
             splits: cuts that come first.
             metaspace: whether U+2581 is put for spaces, also for the one that is due if the text does not begin with one.
@@ -45,6 +48,7 @@ class Pieces:
         """
         self.spacing: Spacing = spacing
         self._ids = ids
+        self._charsmap = charsmap
         self._tokens = vocabulary.tokens
         bytes_of = {token: bytes([byte]) for byte, token in vocabulary.byte_ids().items()}
         self._bytes = bytes_of
@@ -63,6 +67,8 @@ class Pieces:
 
     def encode(self, text: str, spaced: bool) -> list[int]:
         """Ids of a text, with a space before it if `spaced`."""
+        if self._charsmap is not None:
+            text = self._charsmap.normalise(text)
         ids = self._engines[spaced].encode(text, add_special_tokens=False).ids
         return ids if self._ids is None else [self._ids[index] for index in ids]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TypeVar
 
 from tokenizers import Regex, models
@@ -13,16 +12,17 @@ from tokenizers.pre_tokenizers import PreTokenizer
 
 from power_lab.engine.tokenizer import tokenizer_json as parts
 from power_lab.engine.tokenizer.bytelevel import ByteLevel
+from power_lab.engine.tokenizer.charsmap import Charsmap
 from power_lab.engine.tokenizer.codec import Codec, Spacing
 from power_lab.engine.tokenizer.pieces import Pieces
 from power_lab.engine.tokenizer.pretokenizers import known
+from power_lab.engine.tokenizer.unigram import unigram_model
 from power_lab.engine.tokenizer.vocabulary import BYTE, NORMAL, SPACE, UNKNOWN, USER_DEFINED, Vocabulary
 from power_lab.errors import TokenizerError
 
 T = TypeVar("T")
 
 MAX_MERGES = 1 << 21
-MAX_UNIGRAM_CHARS = 256  # a unigram's time is the text's length times this
 _FORMS = {
     parts.Nfc: library_normalizers.NFC,
     parts.Nfd: library_normalizers.NFD,
@@ -119,7 +119,11 @@ class Pipeline:
 
     def _pieces(self) -> Codec:
         spacing, spaced, metaspace, split_words = self._spacing()
-        rest = [part for part in self._normalizers if not isinstance(part, parts.Prepend)]
+        rest = self._normalizers[1:] if spaced else self._normalizers
+        charsmap = None
+        if rest and isinstance(rest[0], parts.Precompiled):
+            charsmap = Charsmap(rest[0].precompiled_charsmap, f"{self._where}: normalizer")
+            rest = rest[1:]
         if not metaspace and _TO_SPACE not in rest:
             raise self._refused("normalizer", "one that leaves spaces as they are")
         self._check_decoders()
@@ -129,6 +133,7 @@ class Pipeline:
             model,
             ids,
             spacing=spacing,
+            charsmap=charsmap,
             normalizers=[self._piece_normalizer(part) for part in rest],
             spaced=spaced,
             splits=[
@@ -166,6 +171,8 @@ class Pipeline:
             and part.pattern.string is None
         ):
             return library_normalizers.Replace(Regex(" {2,}"), part.content)
+        if isinstance(part, parts.StripSpaces):
+            return library_normalizers.Strip(part.strip_left, part.strip_right)
         return self._form(part)
 
     def _check_decoders(self) -> None:
@@ -191,30 +198,10 @@ class Pipeline:
         ), None
 
     def _unigram(self, model: parts.Unigram) -> tuple[models.Model, list[int]]:
-        """The library takes tokens by their place, so special ones are left out and places mapped back."""
-        kinds = (NORMAL, USER_DEFINED, BYTE)
         types = self._vocabulary.types
-        ids = [index for index in range(len(model.vocab)) if types[index] in kinds]
-        return unigram(
-            self._vocabulary, ids, [model.vocab[index][1] for index in ids], model.unk_id, model.byte_fallback
-        )
-
-
-def unigram(
-    vocabulary: Vocabulary, ids: list[int], scores: Sequence[float], unknown: int | None, byte_fallback: bool
-) -> tuple[models.Model, list[int]]:
-    """The library's unigram over the tokens `ids` with their scores, and the tokens that its ids mean.
-
-    Raises TokenizerError where there is no unknown token or a piece is too long.
-    """
-    if unknown is None:
-        raise TokenizerError(f"{vocabulary.where}: a unigram tokenizer needs an unknown token.")
-    long = next((index for index in ids if len(vocabulary.tokens[index]) > MAX_UNIGRAM_CHARS), None)
-    if long is not None:
-        raise TokenizerError(f"{vocabulary.where}: token {long} is longer than {MAX_UNIGRAM_CHARS} characters.")
-    best = max(scores, default=0.0)  # the unknown token must not be the worst: the penalty for it is counted from there
-    pieces = [("\ufdd0", best), *zip((vocabulary.tokens[index] for index in ids), scores, strict=True)]
-    return models.Unigram(pieces, 0, byte_fallback), [vocabulary.checked("unknown token", unknown), *ids]
+        kept = [index for index in range(len(model.vocab)) if types[index] in (NORMAL, USER_DEFINED, BYTE)]
+        scores = [score for _, score in model.vocab]
+        return unigram_model(self._vocabulary, kept, scores, model.unk_id, model.byte_fallback)
 
 
 def _one(part: T | None) -> list[T]:

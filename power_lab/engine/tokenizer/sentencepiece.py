@@ -35,7 +35,7 @@ class SentencePiece:
         Raises TokenizerError naming the key that is wrong.
         """
         normal = vocabulary.of(NORMAL)
-        _check_scores(scores, vocabulary.size, normal)
+        check_scores(scores, vocabulary)
         self._tokens = vocabulary.tokens
         self._types = vocabulary.types
         self.spacing: Spacing = spacing
@@ -115,15 +115,16 @@ class SentencePiece:
         return [self._bytes[byte] for byte in symbol.encode()]
 
 
-def _check_scores(scores: np.ndarray, size: int, normal: list[int]) -> None:
-    if len(scores) != size:
-        raise TokenizerError(f"tokenizer.ggml.scores: {len(scores)} scores for {size} tokens.")
+def check_scores(scores: np.ndarray, vocabulary: Vocabulary) -> None:
+    """Raises TokenizerError unless there is a finite score for every normal token."""
+    if len(scores) != vocabulary.size:
+        raise TokenizerError(f"tokenizer.ggml.scores: {len(scores)} scores for {vocabulary.size} tokens.")
     if scores.dtype.kind != "f":
         raise TokenizerError(f"tokenizer.ggml.scores: has {scores.dtype} values, not floats.")
-    bad = np.flatnonzero(~np.isfinite(scores[normal]))
+    normal = np.array(vocabulary.of(NORMAL), np.int64)
+    bad = normal[~np.isfinite(scores[normal])]
     if len(bad):
-        token = normal[bad[0]]
-        raise TokenizerError(f"tokenizer.ggml.scores: token {token} has score {scores[token]}.")
+        raise TokenizerError(f"tokenizer.ggml.scores: token {bad[0]} has score {scores[bad[0]]}.")
 
 
 def _word_starts(pieces: dict[str, int]) -> re.Pattern[str]:

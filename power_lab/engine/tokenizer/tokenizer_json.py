@@ -52,14 +52,19 @@ class Replace(_Part, tag="Replace"):
 
 
 class Precompiled(_Part, tag="Precompiled"):
-    precompiled_charsmap: Any
+    precompiled_charsmap: bytes  # base64 in the file
+
+
+class StripSpaces(_Part, tag="Strip"):
+    strip_left: bool
+    strip_right: bool
 
 
 class Normalizers(_Part, tag="Sequence"):
-    normalizers: list[Nfc | Nfd | Nfkc | Nfkd | Prepend | Replace | Precompiled]
+    normalizers: list[Nfc | Nfd | Nfkc | Nfkd | Prepend | Replace | Precompiled | StripSpaces]
 
 
-Normalizer = Nfc | Nfd | Nfkc | Nfkd | Prepend | Replace | Precompiled | Normalizers
+Normalizer = Nfc | Nfd | Nfkc | Nfkd | Prepend | Replace | Precompiled | StripSpaces | Normalizers
 
 
 class Split(_Part, tag="Split"):

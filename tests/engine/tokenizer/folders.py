@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as Engine
-from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from tests.engine.tokenizer.corpus import TEXTS
 
@@ -81,10 +81,10 @@ def legacy_llama(folder: Path, vocab: dict[str, int], merges: list[tuple[str, st
     return _written(engine, folder)
 
 
-def unigram(folder: Path) -> Path:
-    """T5-like, without a table of characters."""
+def unigram(folder: Path, charsmap: bytes | None = None) -> Path:
+    """T5-like, with a table of characters or a normal form instead."""
     engine = Engine(models.Unigram())
-    engine.normalizer = normalizers.NFKC()  # type: ignore[assignment]
+    engine.normalizer = normalizers.NFKC() if charsmap is None else charsmap_normalizer(charsmap)  # type: ignore[assignment]
     engine.pre_tokenizer = pre_tokenizers.Sequence(  # type: ignore[assignment]
         [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(prepend_scheme="always", split=True)]
     )
@@ -94,6 +94,11 @@ def unigram(folder: Path) -> Path:
     engine.train_from_iterator(TEXTS, trainer)
     engine.decoder = decoders.Metaspace()  # type: ignore[assignment]
     return _written(engine, folder)
+
+
+def charsmap_normalizer(charsmap: bytes) -> normalizers.Normalizer:
+    runs = normalizers.Replace(Regex(" {2,}"), "▁")
+    return normalizers.Sequence([normalizers.Precompiled(charsmap), normalizers.Strip(False, True), runs])
 
 
 def _written(engine: Engine, folder: Path) -> Path:

@@ -21,7 +21,9 @@ def write_model(path: Path, metadata: dict[str, Any]) -> Path:
     for key, value in metadata.items():
         if not key.startswith("tokenizer."):
             continue
-        if isinstance(value, (list, np.ndarray)):
+        if isinstance(value, np.ndarray) and value.dtype == np.uint8:
+            writer.add_array(key, value.tobytes())
+        elif isinstance(value, (list, np.ndarray)):
             writer.add_array(key, list(value) if isinstance(value, list) else value.tolist())
         else:
             add = {bool: writer.add_bool, int: writer.add_uint32, str: writer.add_string}[type(value)]

@@ -14,8 +14,10 @@ from power_lab.engine.tokenizer import Tokenizer
 from power_lab.errors import PowerLabError, TokenizerError
 from tests.engine.tokenizer import folders
 from tests.engine.tokenizer.corpus import TEXTS
+from tests.engine.tokenizer.test_unigram import TABLE, compiled
 
 MORE = ["<s>a</s><|x|> b <tool>c<strip>  d<|x|>", " <|x|>", "e\u0301\u212b", "<tool><tool> <strip>\n\n<strip>"]
+GRAPHEMES = {key: text for key, text in TABLE.items() if key not in ("ab", "abc")}  # the library looks at no others
 Maker = Callable[[Path], Path]
 
 
@@ -24,7 +26,16 @@ def ranked() -> tuple[dict[str, int], list[tuple[str, str]]]:
     return folders.trained_pieces()
 
 
-KINDS = ["Qwen2Tokenizer", "GPT2Tokenizer", "CohereTokenizer", "LlamaTokenizer", "GemmaTokenizer", "legacy", "unigram"]
+KINDS = [
+    "Qwen2Tokenizer",
+    "GPT2Tokenizer",
+    "CohereTokenizer",
+    "LlamaTokenizer",
+    "GemmaTokenizer",
+    "legacy",
+    "unigram",
+    "charsmap",
+]
 
 
 @pytest.fixture(scope="session")
@@ -42,6 +53,7 @@ def makers(
         **{kind: pieces(kind) for kind in KINDS[3:5]},
         "legacy": lambda folder: folders.legacy_llama(folder, *ranked),
         "unigram": folders.unigram,
+        "charsmap": lambda folder: folders.unigram(folder, compiled(GRAPHEMES)),
     }
 
 
@@ -57,7 +69,7 @@ def test_ids_are_the_librarys(makers: dict[str, Maker], kind: str, tmp_path: Pat
             wanted = engine.encode(text).ids
             if wanted[:2] == [tokenizer.bos_id] * 2:
                 del wanted[0]
-            if kind == "unigram" and not special and any(name in text for name in folders.SPECIAL):
+            if kind in ("unigram", "charsmap") and not special and any(name in text for name in folders.SPECIAL):
                 continue  # the library's unigram makes special tokens of plain text
             assert tokenizer.encode(text, special=special, bos=True) == wanted, text
 
@@ -125,7 +137,21 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
         r"'BertNormalizer' - at `\$.normalizer",
     ),
     "lowercase": ("GPT2Tokenizer", {"normalizer": {"type": "Lowercase"}}, "Lowercase"),
-    "charsmap": ("unigram", {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}, "Precompiled"),
+    "charsmap": (
+        "unigram",
+        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
+        "normalizer: 3 bytes",
+    ),
+    "charsmap late": (
+        "unigram",
+        {
+            "normalizer": {
+                "type": "Sequence",
+                "normalizers": [{"type": "NFC"}, {"type": "Precompiled", "precompiled_charsmap": ""}],
+            }
+        },
+        "Precompiled",
+    ),
     "growing": (
         "legacy",
         {"normalizer": {"type": "Replace", "pattern": {"String": "a"}, "content": "b" * 1000}},
