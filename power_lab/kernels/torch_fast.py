@@ -7,13 +7,14 @@ exactness costs and to show what goes wrong without it.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from power_lab.kernels.numba.ops import NumbaOps
-from power_lab.kernels.ops import Activation, Array, Weight
+from power_lab.kernels.ops import Activation, Array, Graph, Weight
 
 
 class TorchFastOps(NumbaOps):
@@ -52,6 +53,10 @@ class TorchFastOps(NumbaOps):
         gates = both[:, : gate.rows]
         active = functional.silu(gates) if activation == "silu" else functional.gelu(gates, approximate="tanh")
         self._torch.from_numpy(out).copy_(active * both[:, gate.rows :])
+
+    def capture(self, forward: Callable[[], Array]) -> tuple[Graph, Array] | None:
+        """torch's calls cannot be recorded."""
+        return None
 
     def _matrix(self, weights: tuple[Weight, ...]) -> Any:
         """The stacked weights as an f32 tensor [sum N, K]."""

@@ -33,17 +33,18 @@ import sys
 from pathlib import Path
 import numpy as np
 from power_lab.kernels.numba import catalogue, identity, norm
-assert catalogue.open_cache(Path(sys.argv[1]) / identity.digest()[:16]) == ""
+folder = Path(sys.argv[1]) / identity.digest()[:16]
+assert catalogue.open_cache(folder) == ""
+with catalogue.cache_at(folder):
+    norm.chunk.enable_caching()
 x, out = np.arange(48, dtype=np.float32)[None], np.zeros((1, 48), np.float32)
-kernel, signature = catalogue.ENTRIES["norm"]
-kernel.compile(signature)
-kernel(np.zeros(128, np.int64), x, np.zeros((0, 1), np.float32), np.zeros(0, np.float32), np.ones(48, np.float32), 1e-5, out)
-print(sum(kernel.stats.cache_hits.values()), out.tobytes().hex())
+norm.chunk(np.array(norm.job(x, None, None, np.ones(48, np.float32), 1e-5, out)[1:]), 0, 0)
+print(sum(norm.chunk.stats.cache_hits.values()), out.tobytes().hex())
 """
 
 
 def test_an_edited_shared_file_never_meets_stale_code(tmp_path: Path) -> None:
-    """Numba's own cache looks at the kernel's file alone; `norm` takes its code from `vector`."""
+    """Numba's own cache looks at the kernel's file alone; norms take their code from `vector`."""
     source = Path(power_lab.__file__).parent
     shutil.copytree(source / "kernels", tmp_path / "power_lab" / "kernels")
     for name in ("__init__.py", "errors.py"):

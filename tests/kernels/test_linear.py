@@ -180,7 +180,7 @@ def test_what_cannot_be_computed_is_refused(ops: NumbaOps) -> None:
         ops.weight(QuantType.F32, 2, 4, np.zeros(7, np.float32))
     with pytest.raises(ValueError, match="input width is 32, expected 64"):
         ops.linear(data.normal(1, 32), (weight,), data.poison(1, 37))
-    with pytest.raises(ValueError, match="output width"):
+    with pytest.raises(ValueError, match="shape of the result"):
         ops.linear(data.normal(1, 64), (weight,), data.poison(1, 36))
     with pytest.raises(ValueError, match="bias width"):
         ops.linear(data.normal(1, 64), (weight,), data.poison(1, 37), data.normal(1))
@@ -194,4 +194,4 @@ def test_gather(ops: NumbaOps) -> None:
     ops.gather(x, rows, out)
     assert np.array_equal(out, x[rows])
     with pytest.raises(IndexError, match="row"):
-        ops.gather(x, np.array([5], np.int32), out)
+        ops.gather(x, np.array([5], np.int32), out[:1])

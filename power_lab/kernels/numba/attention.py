@@ -16,23 +16,23 @@ import numpy as np
 from numba import carray, njit, types
 
 from power_lab.kernels.numba import vector as v
-from power_lab.kernels.numba.team import ATTENTION, THREADS, share
+from power_lab.kernels.numba.program import Job, bits, f32, i32
+from power_lab.kernels.numba.team import ATTENTION, SOFTCAP
 from power_lab.kernels.numba.vector import (
     F32,
     LANES,
     Builder,
     Span,
     Value,
-    address,
-    f32_bits,
     f32_from_bits,
     f32_pointer,
     i32_pointer,
 )
-from power_lab.kernels.ops import BLOCK, SPLIT
+from power_lab.kernels.ops import BLOCK, SPLIT, Batch, KVCache
 
 PLAN = f"scores: fma over head_dim; splits of {SPLIT}: exp(s - max), tree sum, values: fma over keys; splits in order"
 GROUP = 4  # query heads in registers at a time
+CAPPED = 8192  # logits of a chunk
 WIDE = 4  # vectors of a value row in registers at a time
 
 
@@ -237,7 +237,7 @@ def _item(q, heads, dim, start, count, pages, kv_head, page_bytes, scale, softca
 
 @njit(nogil=True)
 def chunk(job, index, scratch):
-    """One work item; `job` int64 words as written by `attention`."""
+    """One work item; `job` as made by `job`."""
     qkv, qkv_pitch, positions, table_of, tables, pages = job[1:7]
     group, dim, kv_heads, keys, values, out = job[7:13]
     scale, softcap, window, temperature, parts = job[13:18]
@@ -257,8 +257,7 @@ def chunk(job, index, scratch):
     _item(q, last - first, dim, start, position + 1, table, head, page_bytes, factor, cap, keys, values, to, scratch)
 
 
-@njit(nogil=True)
-def _parts(items, group, threads):
+def _parts(items: int, group: int, threads: int) -> int:
     """Parts of each KV head's query heads: as few as give every thread the same number of items, or four items to each thread."""
     parts = 1
     while parts < group and items * parts % threads and items * parts < 4 * threads:
@@ -266,20 +265,42 @@ def _parts(items, group, threads):
     return parts
 
 
-@njit(nogil=True)
-def attention(team, qkv, positions, table_of, tables, q_heads, scale, keys, values, out, window, softcap, temperature):
-    """qkv f32 [R, (q_heads + 2 kv_heads) * head_dim], out f32 [R, q_heads * head_dim], temperature f32 [positions] or empty."""
-    kv_heads, dim = keys.shape[1], keys.shape[2]
-    group, items = q_heads // kv_heads, qkv.shape[0] * kv_heads
-    rows = (address(qkv), qkv.shape[1] * 4, address(positions), address(table_of), address(tables), tables.shape[1])
-    shape = (group, dim, kv_heads, address(keys), address(values), address(out))
-    hot = address(temperature) if temperature.shape[0] > 0 else 0
-    parts = _parts(items, group, team[THREADS])
-    rules = (f32_bits(np.float32(scale)), f32_bits(np.float32(softcap)), window, hot, parts)
-    share(team, (ATTENTION, *rows, *shape, *rules), items * parts)
+def job(
+    qkv: np.ndarray,
+    batch: Batch,
+    q_heads: int,
+    scale: float,
+    cache: KVCache,
+    out: np.ndarray,
+    window: int,
+    softcap: float,
+    temperature: np.ndarray | None,
+    threads: int,
+) -> Job:
+    """Arguments as in `Ops.attention`."""
+    group, items = q_heads // cache.heads, qkv.shape[0] * cache.heads
+    parts = _parts(items, group, threads)
+    rows = (
+        f32(qkv),
+        qkv.strides[0],
+        i32(batch.positions),
+        i32(batch.table_of),
+        i32(batch.tables),
+        batch.tables.shape[1],
+    )
+    shape = (group, cache.head_dim, cache.heads, f32(cache.keys), f32(cache.values), f32(out))
+    rules = (bits(scale), bits(softcap), window, 0 if temperature is None else f32(temperature), parts)
+    return items * parts, ATTENTION, *rows, *shape, *rules
 
 
 @njit(nogil=True)
-def softcap(x, cap):
-    """x f32 [R, D] = cap * tanh(x / cap)."""
-    cap_scores(address(x), np.float32(1), np.float32(cap), x.shape[0] * x.shape[1])
+def softcap_chunk(job, index, scratch):
+    """Some values; `job` as made by `softcap_job`."""
+    x, count, cap = job[1:4]
+    first = index * CAPPED
+    cap_scores(x + first * 4, np.float32(1), f32_from_bits(cap), min(CAPPED, count - first))
+
+
+def softcap_job(x: np.ndarray, cap: float) -> Job:
+    """x = cap * tanh(x / cap), f32 of any shape."""
+    return -(-x.size // CAPPED), SOFTCAP, f32(x), x.size, bits(cap)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 from threading import Lock
@@ -12,47 +12,41 @@ from typing import Any
 import numba
 from numba import types
 
-from power_lab.kernels.numba import attention, embed, linear, logprobs, norm, rope, rows, sample, work
+from power_lab.kernels.numba import logprobs, rows, sample, team, work
 from power_lab.kernels.quants import QuantType
 
-FLAG, WHOLE, REAL = types.boolean, types.int64, types.float64
+WHOLE = types.int64
 
 
 def _array(element: types.Type, dims: int) -> types.Array:
     return types.Array(element, dims, "C")
 
 
-f1, f2, f3, f4 = (_array(types.float32, dims) for dims in (1, 2, 3, 4))
+f1, f2, f3 = (_array(types.float32, dims) for dims in (1, 2, 3))
 i1, i2 = (_array(types.int32, dims) for dims in (1, 2))
 l1, l2 = (_array(types.int64, dims) for dims in (1, 2))
 d2 = _array(types.float64, 2)
 
 ENTRIES: dict[str, tuple[Any, tuple[types.Type, ...]]] = {
-    "linear": (linear.linear, (l1, f2, l2, f2, f1, WHOLE)),
-    "attention": (attention.attention, (l1, f2, i1, i1, i2, WHOLE, REAL, f4, f4, f2, WHOLE, REAL, f1)),
-    "softcap": (attention.softcap, (f2, REAL)),
-    "norm": (norm.norm, (l1, f2, f2, f1, f1, REAL, f2)),
-    "rope_write": (rope.rope_write, (l1, f2, i1, l1, f3, FLAG, WHOLE, f4, f4, f1, f1, REAL)),
-    "embed": (embed.embed, (l2, i1, f2, REAL, f2)),
-    "gather": (embed.gather, (f2, i1, f2)),
+    "run": (team.run, (l1, l2, WHOLE)),
     "sample": (sample.sample, (l1, f2, f2, l2, i1, l2, i1, f1, i1, f3, i2, l2, d2)),
     "logprobs": (logprobs.logprobs, (l1, f2, i1, f1, i2, f2)),
 }
-"""name -> (kernel, argument types). Python numbers arrive as int64 and float64; kernels round the latter to f32 themselves."""
+"""name -> (kernel, argument types)."""
 
 
 _COMPILING = Lock()
 """Compiled kernels belong to the process: of two tables made at once, one compiles and the other waits and finds them."""
 
 
-def compile_all(folder: Path | None, progress: Callable[[int, int, str], None] | None) -> Any:
-    """Everything, from the cache in `folder` where there is one; returns the team's loop."""
+def compile_all(folder: Path | None, progress: Callable[[int, int, str], None] | None) -> tuple[Any, Any]:
+    """Everything, from the cache in `folder` where there is one; returns the team's loop and its dispatcher."""
     with _COMPILING:
-        loop = compile_work(folder)
+        functions = compile_work(folder)
         if progress is not None:
-            progress(1, len(ENTRIES) + 1, "the shared loop")
+            progress(1, len(ENTRIES) + 1, "all operations")
         compile_entries(progress)
-        return loop
+        return functions
 
 
 def compile_entries(progress: Callable[[int, int, str], None] | None) -> None:
@@ -72,13 +66,12 @@ def compile_type(type: QuantType, folder: Path | None) -> rows.RowFunctions:
 
 
 @cache
-def compile_work(folder: Path | None) -> Any:
-    """The team's loop as a C function, from the cache in `folder` where there is one; made once a process."""
-    make = numba.cfunc(types.void(types.int64, types.int64), nopython=True, cache=folder is not None)
-    if folder is None:
-        return make(work.participate)
-    with cache_at(folder):
-        return make(work.participate)
+def compile_work(folder: Path | None) -> tuple[Any, Any]:
+    """The team's loop and its dispatcher as C functions, from the cache in `folder` where there is one; made once a process."""
+    loop = numba.cfunc(types.void(WHOLE, WHOLE), nopython=True, cache=folder is not None)
+    dispatcher = numba.cfunc(types.void(WHOLE, WHOLE, WHOLE), nopython=True, cache=folder is not None)
+    with cache_at(folder) if folder is not None else nullcontext():
+        return loop(work.participate), dispatcher(work.execute)
 
 
 @contextmanager

@@ -5,32 +5,51 @@ from __future__ import annotations
 import numpy as np
 from numba import carray, njit
 
+from power_lab.kernels.numba.program import Job, bits, f32, i32, i64
 from power_lab.kernels.numba.rows import ROW, WORDS, call_unpack
-from power_lab.kernels.numba.vector import address, i64_pointer
+from power_lab.kernels.numba.team import EMBED, GATHER
+from power_lab.kernels.numba.vector import f32_from_bits, f32_pointer, i32_pointer, i64_pointer
+
+ROWS = 32  # a chunk's; fewer are not worth sharing
 
 
 @njit(nogil=True)
-def embed(weights, ids, out, scale, scratch):
-    """out[r] = row ids[r] * f32(scale). weights int64 [1, 6] as in `linear`, ids int32 [R], out f32 [R, K].
+def chunk(job, index, scratch):
+    """Up to ROWS rows; `job` as made by `job`. A row of an id outside the table is NaN, which no later operation hides."""
+    weights, ids, rows, out, scale = job[1:6]
+    base, count, k, pitch = carray(i64_pointer(weights), 6)[1:5]
+    unpack = carray(i64_pointer(carray(i64_pointer(weights), 6)[0]), WORDS)[ROW]
+    wanted, unpacked, factor = carray(i32_pointer(ids), rows), carray(f32_pointer(scratch), k), f32_from_bits(scale)
+    for r in range(index * ROWS, min(rows, (index + 1) * ROWS)):
+        row = carray(f32_pointer(out + r * k * 4), k)
+        if 0 <= wanted[r] < count:
+            call_unpack(unpack, base + wanted[r] * pitch, pitch, 1, k, scratch)
+            for i in range(k):
+                row[i] = unpacked[i] * factor
+        else:
+            row[:] = np.nan
 
-    scratch f32 [threads, >= K + 15].
-    """
-    base, k, pitch = weights[0, 1], weights[0, 3], weights[0, 4]
-    unpack = carray(i64_pointer(weights[0, 0]), WORDS)[ROW]
-    to, factor = address(scratch), np.float32(scale)
-    for r in range(ids.shape[0]):
-        if not 0 <= ids[r] < weights[0, 2]:
-            raise IndexError("token id outside the embedding table")
-        call_unpack(unpack, base + ids[r] * pitch, pitch, 1, k, to)
-        for i in range(k):
-            out[r, i] = scratch[0, i] * factor
+
+def job(plan: np.ndarray, ids: np.ndarray, out: np.ndarray, scale: float) -> Job:
+    """out[r] = row ids[r] * f32(scale). plan int64 [1, 6] as in `linear`, ids int32 [R], out f32 [R, K]; scratch K + 15 floats."""
+    rows = ids.shape[0]
+    return -(-rows // ROWS), EMBED, i64(plan), i32(ids), rows, f32(out), bits(scale)
 
 
 @njit(nogil=True)
-def gather(x, rows, out):
+def gather_chunk(job, index, scratch):
+    """Up to ROWS rows; `job` as made by `gather_job`. A row outside the step is NaN."""
+    x, count, rows, wanted, d, out = job[1:7]
+    numbers = carray(i32_pointer(rows), wanted)
+    for r in range(index * ROWS, min(wanted, (index + 1) * ROWS)):
+        to = carray(f32_pointer(out + r * d * 4), d)
+        if 0 <= numbers[r] < count:
+            to[:] = carray(f32_pointer(x + numbers[r] * d * 4), d)
+        else:
+            to[:] = np.nan
+
+
+def gather_job(x: np.ndarray, rows: np.ndarray, out: np.ndarray) -> Job:
     """out[i] = x[rows[i]]; x f32 [R, D], rows int32 [Q], out f32 [Q, D]."""
-    for i in range(rows.shape[0]):
-        if not 0 <= rows[i] < x.shape[0]:
-            raise IndexError("row outside the step")
-        for d in range(x.shape[1]):
-            out[i, d] = x[rows[i], d]
+    wanted = rows.shape[0]
+    return -(-wanted // ROWS), GATHER, f32(x), x.shape[0], i32(rows), wanted, x.shape[1], f32(out)

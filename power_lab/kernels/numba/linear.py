@@ -9,15 +9,17 @@ column.
 
 from __future__ import annotations
 
+import numpy as np
 from numba import carray, njit, types
 
 from power_lab.kernels.numba import machine
 from power_lab.kernels.numba import vector as v
 from power_lab.kernels.numba.formats.plain import Panel
+from power_lab.kernels.numba.program import Job, f32, i64
 from power_lab.kernels.numba.rows import DIRECT_ROWS, PANEL_ROWS, PANELS, WORDS, call_tile, call_unpack
-from power_lab.kernels.numba.team import LINEAR, THREADS, share
+from power_lab.kernels.numba.team import LINEAR
 from power_lab.kernels.numba.tiles import Tile
-from power_lab.kernels.numba.vector import LANES, Builder, Span, Value, address, i64_pointer
+from power_lab.kernels.numba.vector import LANES, Builder, Span, Value, i64_pointer
 
 STRIP = 32  # weight rows, so output columns, that are worked on at a time
 TILE_ROWS = 4  # activation rows of a tile that reads panels
@@ -97,10 +99,12 @@ def _strip(x, rows, plan, i, first, n, out, pitch, panel):
         _panel(x, rows, panel, n, k, out, pitch)
 
 
-@njit(nogil=True, inline="always")
-def _columns(n, rows, threads):
+def columns(n: int, rows: int, threads: int) -> int:
     """Output columns of a chunk: a panel's strip where there are many rows, else a few microseconds of reading."""
     return STRIP if rows > DIRECT_ROWS else min(512, max(64, n // (8 * threads) // STRIP * STRIP))
+
+
+_columns = njit(nogil=True, inline="always")(columns)
 
 
 @njit(nogil=True, inline="always")
@@ -114,16 +118,16 @@ def _gate(activation, gate, up, n):
 
 @njit(nogil=True)
 def chunk(job, index, scratch):
-    """Work of one chunk: some columns of one weight, for all rows. `job` int64 words as written by `linear`."""
+    """Work of one chunk: some columns of one weight, for all rows. `job` as made by `job`."""
     x, rows, k, weights, count, out, pitch, bias, activation, threads = job[1:11]
     plan = carray(i64_pointer(weights), (count, DESCRIPTION))
-    i, columns = 0, _columns(plan[0, 2], rows, threads)
-    while index * columns >= plan[i, 2]:
-        index -= (plan[i, 2] + columns - 1) // columns
+    i, width = 0, _columns(plan[0, 2], rows, threads)
+    while index * width >= plan[i, 2]:
+        index -= (plan[i, 2] + width - 1) // width
         i += 1
-        columns = _columns(plan[i, 2], rows, threads)
-    low = index * columns
-    high = min(plan[i, 2], low + columns)
+        width = _columns(plan[i, 2], rows, threads)
+    low = index * width
+    high = min(plan[i, 2], low + width)
     beside = scratch + STRIP * (k + LANES) * 4  # up, while gate waits in out
     for first in range(low, high, STRIP):
         n, at = min(STRIP, high - first), (plan[i, 5] + first) * 4
@@ -137,16 +141,15 @@ def chunk(job, index, scratch):
                 add_row(out + at + r * pitch, bias + at, n)
 
 
-@njit(nogil=True)
-def linear(team, x, weights, out, bias, activation):
-    """x f32 [R, K], weights int64 [W, 6], out f32 [R, sum N], bias f32 [sum N] or [0] for none.
+def job(
+    x: np.ndarray, plan: np.ndarray, out: np.ndarray, bias: np.ndarray | None, activation: int, threads: int
+) -> Job:
+    """x f32 [R, K], plan int64 [W, DESCRIPTION], out f32 [R, sum N], bias f32 [sum N].
 
     activation NONE: out = the products side by side, plus bias. Else, with two weights: out = activation(x W0^T) * (x W1^T).
     """
-    rows, threads, chunks, gated = x.shape[0], team[THREADS], 0, int(activation != NONE)
-    for i in range(weights.shape[0] - gated):
-        columns = _columns(weights[i, 2], rows, threads)
-        chunks += (weights[i, 2] + columns - 1) // columns
-    added = address(bias) if bias.shape[0] > 0 else 0
-    products = (address(x), rows, x.shape[1], address(weights), weights.shape[0], address(out), out.shape[1] * 4)
-    share(team, (LINEAR, *products, added, activation, threads), chunks)
+    rows, gated = x.shape[0], int(activation != NONE)
+    sizes = plan[: len(plan) - gated, 2].tolist()
+    chunks = sum(-(-n // columns(n, rows, threads)) for n in sizes)
+    products = (f32(x), rows, x.shape[1], i64(plan), len(plan), f32(out), out.strides[0])
+    return chunks, LINEAR, *products, 0 if bias is None else f32(bias), activation, threads

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numba import njit, types
 
 from power_lab.kernels.numba import vector as v
-from power_lab.kernels.numba.team import NORM, share
-from power_lab.kernels.numba.vector import F32, Builder, Span, Value, address, f32_bits, f32_from_bits
+from power_lab.kernels.numba.program import Job, bits, f32
+from power_lab.kernels.numba.team import NORM
+from power_lab.kernels.numba.vector import F32, Builder, Span, Value, f32_from_bits
 
 ROWS = 16  # a chunk's; fewer are not worth sharing
 PLAN = "sum of squares as in tiles.PLAN; (x * (1 / sqrt(mean + eps))) * w"
@@ -50,20 +53,13 @@ def _rows(first, last, x, delta, post, weight, eps, out, d):
 
 @njit(nogil=True)
 def chunk(job, index, scratch):
-    """Up to ROWS rows; `job` int64 words as written by `norm`."""
+    """Up to ROWS rows; `job` as made by `job`."""
     x, delta, post, weight, eps, out, d, rows = job[1:9]
     _rows(index * ROWS, min(rows, (index + 1) * ROWS), x, delta, post, weight, f32_from_bits(eps), out, d)
 
 
-@njit(nogil=True)
-def norm(team, x, delta, post, weight, eps, out):
-    """x f32 [R, D], delta f32 [R, D] (x += delta first), post and weight f32 [D], out f32 [R, D]; what is empty is left out."""
-    rows, d, rounded = x.shape[0], x.shape[1], np.float32(eps)
-    added = address(delta) if delta.shape[0] > 0 else 0
-    after = address(post) if post.shape[0] > 0 else 0
-    before = address(weight) if weight.shape[0] > 0 else 0
-    if rows <= ROWS:
-        _rows(0, rows, address(x), added, after, before, rounded, address(out), d)
-    else:
-        job = (NORM, address(x), added, after, before, f32_bits(rounded), address(out), d, rows)
-        share(team, job, (rows + ROWS - 1) // ROWS)
+def job(x: np.ndarray, delta: Any, post: Any, weight: Any, eps: float, out: np.ndarray) -> Job:
+    """x f32 [R, D], delta f32 [R, D] (x += delta first), post and weight f32 [D], out f32 [R, D]; what is None is left out."""
+    rows, d = x.shape
+    parts = (0 if part is None else f32(part) for part in (delta, post, weight))
+    return -(-rows // ROWS), NORM, f32(x), *parts, bits(eps), f32(out), d, rows

@@ -11,13 +11,12 @@ import numpy as np
 from power_lab.errors import ModelFileError
 from power_lab.kernels.numba import attention, catalogue, embed, identity, linear, logprobs, norm, rows, sample
 from power_lab.kernels.numba import rope as rope_kernels
-from power_lab.kernels.numba.team import PITCH, SCRATCH, Team
+from power_lab.kernels.numba.program import Job, Program, address, words
+from power_lab.kernels.numba.team import PITCH, SCRATCH, Team, run
 from power_lab.kernels.ops import BLOCK, Activation, Array, Batch, Graph, KVCache, SampleRows, Weight
 from power_lab.kernels.quants import GEOMETRY, QuantType, row_bytes
 
 FEW_ROWS = 32  # scratch for gated products of these is there from the first use of a weight; for more when they come
-
-_NO_VECTOR, _NO_ROWS, _NO_TURNS = np.zeros(0, np.float32), np.zeros((0, 1), np.float32), np.zeros((1, 0, 2), np.float32)
 
 
 class NumbaOps:
@@ -44,11 +43,14 @@ class NumbaOps:
         self.cache_reason = catalogue.open_cache(self._cache)
         self._team = Team(threads)
         self._block = self._team.block
-        self._loop: Any = None  # keeps the compiled loop's machine code alive
+        self._loop: Any = None  # keeps the machine code of the compiled loop alive
         self._row_functions: dict[QuantType, rows.RowFunctions] = {}
         self._plans: dict[tuple[Weight, ...], tuple[np.ndarray, int, int]] = {}
         self._scratch = np.zeros((threads, 0), np.float32)
         self._sample_scratch: tuple[np.ndarray, ...] = ()
+        self._one = words([()])
+        self._recorded: list[Job] | None = None
+        self._arrays: list[Any] = []
 
     def digest(self) -> str:
         return self._digest
@@ -60,9 +62,9 @@ class NumbaOps:
         """Compile or load all but `prepare`'s part and start the team; without this, the first operation does it."""
         if self._loop is not None:
             return
-        loop = catalogue.compile_all(self._folder(), progress)
-        self._team.start(loop.ctypes, loop.address)
-        self._loop = loop
+        loop, dispatcher = catalogue.compile_all(self._folder(), progress)
+        self._team.start(loop.ctypes, loop.address, dispatcher.address)
+        self._loop = loop, dispatcher
 
     def prepare(self, types: Iterable[QuantType], progress: Callable[[int, int, str], None] | None = None) -> None:
         """Compile or load what reads weights of these types; without this, the first weight of a type does it."""
@@ -129,42 +131,44 @@ class NumbaOps:
 
     def embed(self, table: Weight, ids: Array, out: Array, scale: float = 1.0) -> None:
         plan, cols, _ = self._plan((table,))
-        _same(out.shape[1], cols, "embedding width")
-        self._wake()
-        embed.embed(plan, ids, out, scale, self._scratch)
+        _same(out.shape, (*ids.shape, cols), "shape of the embedded rows")
+        if self._recorded is None:
+            _within(ids, table.rows, "token id")
+        self._do(embed.job(plan, ids, out, scale), plan, ids, out)
 
     def rms_norm(self, x: Array, weight: Array, eps: float, out: Array) -> None:
-        self._norm(x, _NO_ROWS, _NO_VECTOR, weight, eps, out)
+        self._norm(x, None, None, weight, eps, out)
 
     def add_rms_norm(
         self, x: Array, delta: Array, post: Array | None, weight: Array | None, eps: float, out: Array
     ) -> None:
-        self._norm(x, delta, _or_empty(post), _or_empty(weight), eps, out)
+        _same(delta.shape, x.shape, "shape of what is added")
+        self._norm(x, delta, post, weight, eps, out)
 
-    def _norm(self, x: Array, delta: Array, post: Array, weight: Array, eps: float, out: Array) -> None:
+    def _norm(
+        self, x: Array, delta: Array | None, post: Array | None, weight: Array | None, eps: float, out: Array
+    ) -> None:
+        _same(out.shape, x.shape, "shape of the result")
         for vector in (post, weight):
-            if vector.shape[0]:
-                _same(x.shape[1], vector.shape[0], "norm width")
-        self._wake()
-        norm.norm(self._block, x, delta, post, weight, eps, out)
+            if vector is not None:
+                _same(vector.shape[0], x.shape[1], "norm width")
+        self._do(norm.job(x, delta, post, weight, eps, out), x, delta, post, weight, out)
 
     def linear(self, x: Array, weights: tuple[Weight, ...], out: Array, bias: Array | None = None) -> None:
         plan, cols, width = self._plan(weights)
         _same(x.shape[1], cols, "input width")
-        _same(out.shape[1], width, "output width")
+        _same(out.shape, (x.shape[0], width), "shape of the result")
         if bias is not None:
             _same(bias.shape[0], width, "bias width")
-        self._wake()
-        linear.linear(self._block, x, plan, out, _or_empty(bias), linear.NONE)
+        self._do(linear.job(x, plan, out, bias, linear.NONE, self.threads), x, plan, out, bias)
 
     def gate_up(self, x: Array, gate: Weight, up: Weight, out: Array, activation: Activation = "silu") -> None:
         plan, cols, width = self._plan((gate, up))
         _same(x.shape[1], cols, "input width")
-        _same(2 * out.shape[1], width, "output width")
+        _same((x.shape[0], width), (out.shape[0], 2 * out.shape[1]), "shape of the result")
         if x.shape[0] > FEW_ROWS:
             self._reserve(linear.scratch_floats(cols, x.shape[0]))
-        self._wake()
-        linear.linear(self._block, x, plan, out, _NO_VECTOR, linear.ACTIVATIONS[activation])
+        self._do(linear.job(x, plan, out, None, linear.ACTIVATIONS[activation], self.threads), x, plan, out)
 
     def rope_write(
         self,
@@ -177,26 +181,12 @@ class NumbaOps:
         norms: tuple[Array, Array] | None = None,
         eps: float = 0.0,
     ) -> None:
-        q_norm, k_norm = norms or (_NO_VECTOR, _NO_VECTOR)
-        if norms is not None and q_norm.shape[0] != cache.head_dim:
-            _same(q_norm.shape[0], q_heads * cache.head_dim, "query norm")
-            _same(k_norm.shape[0], cache.heads * cache.head_dim, "key norm")
-        turns = _NO_TURNS if rope is None else rope
-        self._wake()
-        rope_kernels.rope_write(
-            self._block,
-            qkv,
-            batch.positions,
-            batch.slots,
-            turns,
-            interleaved,
-            q_heads,
-            cache.keys,
-            cache.values,
-            q_norm,
-            k_norm,
-            eps,
-        )
+        _same(qkv.shape[1], (q_heads + 2 * cache.heads) * cache.head_dim, "width of queries, keys and values")
+        if norms is not None and norms[0].shape[0] != cache.head_dim:
+            _same(norms[0].shape[0], q_heads * cache.head_dim, "query norm")
+            _same(norms[1].shape[0], cache.heads * cache.head_dim, "key norm")
+        job = rope_kernels.job(qkv, batch, rope, interleaved, q_heads, cache, norms, eps)
+        self._do(job, qkv, batch, rope, cache, norms)
 
     def attention(
         self,
@@ -210,33 +200,19 @@ class NumbaOps:
         softcap: float = 0.0,
         temperature: Array | None = None,
     ) -> None:
-        need = attention.scratch_floats(q_heads // cache.heads, cache.head_dim)
-        if need > self._scratch.shape[1]:
-            self._reserve(need)
-        self._wake()
-        attention.attention(
-            self._block,
-            qkv,
-            batch.positions,
-            batch.table_of,
-            batch.tables,
-            q_heads,
-            scale,
-            cache.keys,
-            cache.values,
-            out,
-            window,
-            softcap,
-            _or_empty(temperature),
-        )
+        _same(out.shape, (qkv.shape[0], q_heads * cache.head_dim), "shape of the result")
+        self._reserve(attention.scratch_floats(q_heads // cache.heads, cache.head_dim))
+        job = attention.job(qkv, batch, q_heads, scale, cache, out, window, softcap, temperature, self.threads)
+        self._do(job, qkv, batch, cache, out, temperature)
 
     def softcap(self, x: Array, cap: float) -> None:
-        self._wake()
-        attention.softcap(x, cap)
+        self._do(attention.softcap_job(x, cap), x)
 
     def gather(self, x: Array, rows: Array, out: Array) -> None:
-        self._wake()
-        embed.gather(x, rows, out)
+        _same(out.shape, (rows.shape[0], x.shape[1]), "shape of the result")
+        if self._recorded is None:
+            _within(rows, x.shape[0], "row")
+        self._do(embed.gather_job(x, rows, out), x, rows, out)
 
     def sample(self, logits: Array, rows: SampleRows, tokens: Array) -> None:
         controls = (rows.temperature, rows.top_k, rows.top_p, rows.min_p, rows.repetition, rows.presence)
@@ -260,11 +236,30 @@ class NumbaOps:
         logprobs.logprobs(self._block, logits, tokens, chosen, ids, values)
         return chosen, ids, values
 
+    # --- jobs ---------------------------------------------------------------------------------------------------------------------
+
     def capture(self, forward: Callable[[], Array]) -> tuple[Graph, Array] | None:
-        return None
+        self._recorded, self._arrays = [], []
+        try:
+            result = forward()
+            return Program(words(self._recorded), tuple(self._arrays)), result
+        finally:
+            self._recorded, self._arrays = None, []
 
     def replay(self, graph: Graph) -> None:
-        raise NotImplementedError
+        assert isinstance(graph, Program)
+        self._wake()
+        run(self._block, graph.words, len(graph.words))
+
+    def _do(self, job: Job, *arrays: Any) -> None:
+        """Run a job, or record it with the arrays that it points into."""
+        if self._recorded is not None:
+            self._recorded.append(job)
+            self._arrays += arrays
+        elif job[0]:
+            self._one[0, : len(job)] = job
+            self._wake()
+            run(self._block, self._one, 1)
 
     # --- plans and scratch --------------------------------------------------------------------------------------------------------
 
@@ -282,7 +277,7 @@ class NumbaOps:
         for weight in weights:
             _same(weight.cols, weights[0].cols, "input width of stacked weights")
             table, shape = self._row_functions[weight.type].table, (weight.rows, weight.cols, weight.data.shape[1])
-            described.append([_address(table), _address(weight.data), *shape, start])
+            described.append([address(table), address(weight.data), *shape, start])
             start += weight.rows
         return np.array(described, np.int64), weights[0].cols, start
 
@@ -290,7 +285,7 @@ class NumbaOps:
         """Grow every thread's scratch to at least `floats`, in whole cache lines."""
         if floats > self._scratch.shape[1]:
             self._scratch = np.zeros((self.threads, (floats + 15) // 16 * 16), np.float32)
-            self._block[SCRATCH], self._block[PITCH] = _address(self._scratch), self._scratch.strides[0]
+            self._block[SCRATCH], self._block[PITCH] = address(self._scratch), self._scratch.strides[0]
 
     def _sampling(self, vocabulary: int) -> tuple[np.ndarray, ...]:
         if not self._sample_scratch or self._sample_scratch[0].shape[2] != vocabulary:
@@ -307,15 +302,12 @@ class NumbaOps:
         self._team.wake()
 
 
-def _or_empty(vector: Array | None) -> Array:
-    return _NO_VECTOR if vector is None else vector
-
-
-def _address(array: np.ndarray) -> int:
-    return array.__array_interface__["data"][0]
-
-
-def _same(given: int, expected: int, what: str) -> None:
+def _same(given: object, expected: object, what: str) -> None:
     """Kernels compute addresses: a wrong width must stop here."""
     if given != expected:
         raise ValueError(f"{what} is {given}, expected {expected}")
+
+
+def _within(numbers: np.ndarray, count: int, what: str) -> None:
+    if len(numbers) and not (numbers.min() >= 0 and numbers.max() < count):
+        raise IndexError(f"{what} outside 0..{count - 1}")

@@ -11,16 +11,10 @@ import numpy as np
 from numba import carray, njit
 
 from power_lab.kernels.numba.norm import norm_row
-from power_lab.kernels.numba.team import ROPE, share
-from power_lab.kernels.numba.vector import (
-    address,
-    f32_bits,
-    f32_from_bits,
-    f32_pointer,
-    i32_pointer,
-    i64_pointer,
-)
-from power_lab.kernels.ops import BLOCK
+from power_lab.kernels.numba.program import Job, bits, f32, i32, i64
+from power_lab.kernels.numba.team import ROPE
+from power_lab.kernels.numba.vector import f32_from_bits, f32_pointer, i32_pointer, i64_pointer
+from power_lab.kernels.ops import BLOCK, Batch, KVCache
 
 ROWS = 16  # a chunk's; fewer are not worth sharing
 PLAN = "x0 * cos - x1 * sin, x0 * sin + x1 * cos, rounded operation by operation"
@@ -88,7 +82,7 @@ def _place(key, value, offset, keys, values):
 
 @njit(nogil=True)
 def chunk(job, index, scratch):
-    """Up to ROWS rows; `job` int64 words as written by `rope_write`."""
+    """Up to ROWS rows; `job` as made by `job`."""
     rows, qkv, positions, slots, rope, keys, values = job[1:8]
     dim, q_heads, kv_heads, half, interleaved = job[8:13]
     norms = (job[13], job[14], job[15], job[16], job[17])
@@ -96,17 +90,25 @@ def chunk(job, index, scratch):
     _rows(first, last, qkv, positions, slots, rope, keys, values, dim, q_heads, kv_heads, half, interleaved, norms)
 
 
-@njit(nogil=True)
-def rope_write(team, qkv, positions, slots, rope, interleaved, q_heads, keys, values, q_norm, k_norm, eps):
-    """Treat queries and keys of qkv f32 [R, (q_heads + 2 kv_heads) * head_dim] in place; write keys and values to int64 `slots`.
-
-    rope f32 [positions, pairs, 2]; q_norm and k_norm f32 [head_dim] or of all heads. What is empty is left out.
-    """
+def job(
+    qkv: np.ndarray,
+    batch: Batch,
+    rope: np.ndarray | None,
+    interleaved: bool,
+    q_heads: int,
+    cache: KVCache,
+    norms: tuple[np.ndarray, np.ndarray] | None,
+    eps: float,
+) -> Job:
+    """Arguments as in `Ops.rope_write`."""
+    arrays = (
+        i32(batch.positions),
+        i64(batch.slots),
+        0 if rope is None else f32(rope),
+        f32(cache.keys),
+        f32(cache.values),
+    )
+    shape = (cache.head_dim, q_heads, cache.heads, 0 if rope is None else rope.shape[1], int(interleaved))
+    weights = (0, 0, 0, 0) if norms is None else (f32(norms[0]), norms[0].shape[0], f32(norms[1]), norms[1].shape[0])
     rows = qkv.shape[0]
-    arrays = (address(qkv), address(positions), address(slots), address(rope), address(keys), address(values))
-    shape = (keys.shape[2], q_heads, keys.shape[1], rope.shape[1], int(interleaved))
-    norms = (address(q_norm), q_norm.shape[0], address(k_norm), k_norm.shape[0], f32_bits(np.float32(eps)))
-    if rows <= ROWS:
-        _rows(0, rows, *arrays, *shape, norms)
-    else:
-        share(team, (ROPE, rows, *arrays, *shape, *norms), (rows + ROWS - 1) // ROWS)
+    return -(-rows // ROWS), ROPE, rows, f32(qkv), *arrays, *shape, *weights, bits(eps)

@@ -21,11 +21,12 @@ from llvmlite import ir
 from numba import njit, types
 
 from power_lab.kernels.numba import vector as v
-from power_lab.kernels.numba.vector import I64, POINTER, Builder, Value, address
+from power_lab.kernels.numba.vector import I64, Builder, Value, address
 
 # Words of the team's control block; those that threads write lie on cache lines of their own.
-TICKET, DONE, STOP, WORK, SCRATCH, PITCH, THREADS, JOB, ASLEEP = 0, 8, 16, 24, 25, 26, 27, 32, 64
-LINEAR, ATTENTION, NORM, ROPE, SAMPLE, LOGPROBS = range(6)  # the first word of a job
+TICKET, DONE, STOP, WORK, SCRATCH, PITCH, THREADS, EXECUTE, JOB, BUSY, ASLEEP = 0, 8, 16, 24, 25, 26, 27, 28, 32, 64, 72
+JOB_WORDS = BUSY - JOB
+LINEAR, ATTENTION, NORM, ROPE, EMBED, GATHER, SOFTCAP, SAMPLE, LOGPROBS = range(9)  # the first word of a job
 WORDS = 8  # of a cache line
 SPINS = 4000  # of an idle worker, about 0.1 ms, before it sleeps
 PATIENCE = 2000  # spins of the caller before it lets the system run someone else
@@ -60,9 +61,12 @@ def _emit_yield(b: Builder) -> None:
 
 def _emit_work(b: Builder, team: Value, member: Value) -> None:
     """Call the compiled `work.participate`, whose address the block holds."""
-    function = ir.FunctionType(ir.VoidType(), [I64, I64]).as_pointer()
-    target = b.load(_word(b, team, WORK), typ=I64)
-    b.call(b.bitcast(b.inttoptr(target, POINTER), function), [team, member])
+    v.call_at(b, b.load(_word(b, team, WORK), typ=I64), team, member)
+
+
+def _emit_execute(b: Builder, team: Value, index: Value, member: Value) -> None:
+    """Call the compiled `work.execute`, whose address the block holds."""
+    v.call_at(b, b.load(_word(b, team, EXECUTE), typ=I64), team, index, member)
 
 
 i64 = types.int64
@@ -72,6 +76,32 @@ increment = v.routine("team_increment", i64, [i64, i64], _emit_increment)
 pause = v.routine("team_pause", types.void, [], _emit_pause)
 yield_core = v.routine("team_yield", types.void, [], _emit_yield)
 work = v.routine("team_work", types.void, [i64, i64], _emit_work)
+execute = v.routine("team_execute", types.void, [i64, i64, i64], _emit_execute)
+
+
+@njit(nogil=True, inline="always")
+def _share(at, chunks):
+    write(at, DONE, 0)
+    write(at, TICKET, chunks << 32)
+    work(at, 0)
+
+
+@njit(nogil=True)
+def run(team, program, jobs):
+    """Run the first `jobs` of a program, int64 [.., 1 + JOB_WORDS], one after another.
+
+    Jobs of one chunk are not worth sharing. Workers stay awake between jobs, since nobody could wake them from in here.
+    """
+    at = address(team)
+    write(at, BUSY, 1)
+    for j in range(jobs):
+        for i in range(JOB_WORDS):
+            team[JOB + i] = program[j, 1 + i]
+        if program[j, 0] == 1:
+            execute(at, 0, 0)
+        else:
+            _share(at, program[j, 0])
+    write(at, BUSY, 0)
 
 
 @njit(nogil=True)
@@ -80,12 +110,9 @@ def share(team, job, chunks):
 
     `team` is the int64 control block. Most words are addresses: the caller keeps their arrays alive.
     """
-    at = address(team)
     for i in range(len(job)):
         team[JOB + i] = job[i]
-    write(at, DONE, 0)
-    write(at, TICKET, chunks << 32)
-    work(at, 0)
+    _share(address(team), chunks)
 
 
 class Team:
@@ -102,9 +129,9 @@ class Team:
         self._asleep = [self.block[ASLEEP + WORDS * member :] for member in range(1, threads)]
         self._finalizer: Callable[[], object] | None = None
 
-    def start(self, participate: Callable[[int, int], None], entry: int) -> None:
-        """Hand the compiled loop, f(block address, member), to the callers and the workers."""
-        self.block[WORK] = entry
+    def start(self, participate: Callable[[int, int], None], work: int, execute: int) -> None:
+        """Hand the compiled loop, f(block address, member), to the workers, and its and the dispatcher's addresses to all."""
+        self.block[WORK], self.block[EXECUTE] = work, execute
         for i, bed in enumerate(self._beds):
             bed.acquire()
             args = (self.block, i + 1, bed, participate)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from numba import carray, njit
 
-from power_lab.kernels.numba import attention, linear, logprobs, norm, rope, sample
+from power_lab.kernels.numba import attention, embed, linear, logprobs, norm, rope, sample
 from power_lab.kernels.numba import team as t
 from power_lab.kernels.numba.vector import i64_pointer
 
-linear_chunk, attention_chunk, norm_chunk = linear.chunk, attention.chunk, norm.chunk
-rope_chunk, sample_chunk, logprobs_chunk = rope.chunk, sample.chunk, logprobs.chunk
+linear_chunk, attention_chunk, norm_chunk, rope_chunk = linear.chunk, attention.chunk, norm.chunk, rope.chunk
+embed_chunk, gather_chunk, softcap_chunk = embed.chunk, embed.gather_chunk, attention.softcap_chunk
+sample_chunk, logprobs_chunk = sample.chunk, logprobs.chunk
 
 
-@njit(nogil=True, inline="always")
-def _run(team, index, member):
+def execute(team, index, member):
+    """One chunk of the job in the block."""
     block = carray(i64_pointer(team), t.ASLEEP)
     job, scratch = block[t.JOB :], block[t.SCRATCH] + member * block[t.PITCH]
     if job[0] == t.LINEAR:
@@ -24,6 +25,12 @@ def _run(team, index, member):
         norm_chunk(job, index, scratch)
     elif job[0] == t.ROPE:
         rope_chunk(job, index, scratch)
+    elif job[0] == t.EMBED:
+        embed_chunk(job, index, scratch)
+    elif job[0] == t.GATHER:
+        gather_chunk(job, index, scratch)
+    elif job[0] == t.SOFTCAP:
+        softcap_chunk(job, index, scratch)
     elif job[0] == t.SAMPLE:
         sample_chunk(job, index, member)
     else:
@@ -39,7 +46,7 @@ def _take(team, member):
     ticket = t.increment(team, t.TICKET)
     if ticket & 0xFFFFFFFF >= ticket >> 32:
         return False
-    _run(team, ticket & 0xFFFFFFFF, member)
+    t.execute(team, ticket & 0xFFFFFFFF, member)
     t.increment(team, t.DONE)
     return True
 
@@ -53,10 +60,11 @@ def participate(team, member):
             continue
         if member == 0 and t.read(team, t.DONE) == t.read(team, t.TICKET) >> 32:
             return
-        if member != 0 and (idle > t.SPINS or t.read(team, t.STOP)):
+        sleepy = idle > t.SPINS and not t.read(team, t.BUSY)
+        if member != 0 and (sleepy or t.read(team, t.STOP)):
             t.write(team, t.ASLEEP + t.WORDS * member, 1)
             return
         idle += 1
         t.pause()
-        if member == 0 and idle > t.PATIENCE:
+        if idle > t.PATIENCE:
             t.yield_core()
