@@ -85,6 +85,9 @@ def _vocabulary(described: parts.TokenizerJson, where: str) -> Vocabulary:
         if not 0 <= unknown < size:
             raise TokenizerError(f"{where}: model.unk_id: {unknown} is outside the vocabulary of {size} tokens.")
         types[unknown] = UNKNOWN
+    names = [token.content for token in described.added_tokens]
+    if len(set(names)) != len(names):
+        raise TokenizerError(f"{where}: added_tokens: {max(names, key=names.count)[:40]!r} comes twice.")
     for token in described.added_tokens:
         if tokens[token.id] not in ("", token.content):
             raise TokenizerError(
@@ -155,24 +158,21 @@ class _Settings:
         return dict(named)
 
     def _first(self) -> int | None:
-        """The token that the post-processor puts before a text."""
+        """The token that the post-processor puts before a text. What it puts after is not followed: prompts go on."""
         processor = self._described.post_processor
         listed = processor.processors if isinstance(processor, parts.Processors) else [processor]
-        for part in listed:
-            if not isinstance(part, parts.Template):
-                continue
-            before: list[Any] = []
-            for item in part.single:
-                if "Sequence" in item:
-                    break
-                before.append(item.get("SpecialToken", {}).get("id"))
-            if len(before) > 1 or any(not isinstance(name, str) or name not in self._ids for name in before):
-                raise TokenizerError(
-                    f"{self._folder / 'tokenizer.json'}: post_processor: {str(before)[:100]} before a text is not supported.",
-                    "One token of the vocabulary can stand there.",
-                )
-            return self._ids[before[0]] if before else None
-        return None
+        templates = [part.single for part in listed if isinstance(part, parts.Template)]
+        if not templates:
+            return None
+        texts = [index for index, item in enumerate(templates[0]) if "Sequence" in item]
+        before = [item.get("SpecialToken", {}).get("id") for item in templates[0][: texts[0]]] if texts else []
+        known = all(isinstance(name, str) and name in self._ids for name in before)
+        if len(templates) > 1 or len(texts) != 1 or len(before) > 1 or not known:
+            raise TokenizerError(
+                f"{self._folder / 'tokenizer.json'}: post_processor: {str(templates)[:200]} is not supported.",
+                "It can put one token of the vocabulary before a text.",
+            )
+        return self._ids[before[0]] if before else None
 
     def _named(self, key: str) -> int | None:
         """The id of a token that a config names, as a text or as an object with `content`."""

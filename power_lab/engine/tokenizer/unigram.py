@@ -88,8 +88,9 @@ def unigram_model(
     long = next((token for token in tokens if len(texts[token]) > MAX_PIECE_CHARS), None)
     if long is not None:
         raise TokenizerError(f"{vocabulary.where}: token {long} is longer than {MAX_PIECE_CHARS} characters.")
+    # The unknown token takes part under an empty name, which no text spells: a piece called <unk> would be found in text.
     best = max(
         (scores[token] for token in tokens), default=0.0
     )  # what is unknown costs 10 more than the worst, not this
-    pieces = [("\ufdd0", best), *((texts[token], scores[token]) for token in tokens)]
+    pieces = [("", best), *((texts[token], scores[token]) for token in tokens)]
     return models.Unigram(pieces, 0, byte_fallback), [vocabulary.checked("unknown token", unknown), *tokens]

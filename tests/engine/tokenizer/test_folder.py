@@ -130,6 +130,7 @@ def test_ids_that_no_token_has_are_unused(makers: dict[str, Maker], tmp_path: Pa
 
 HOSTILE_SPLIT = {"type": "Split", "pattern": {"Regex": "(a+)+b"}, "behavior": "Isolated", "invert": False}
 BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+BEGIN, TEXT = [{"SpecialToken": {"id": "<s>"}}], [{"Sequence": {"id": "A"}}]
 BAD: dict[str, tuple[str, dict[str, Any], str]] = {
     "normalizer": (
         "GPT2Tokenizer",
@@ -171,6 +172,17 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
     "decoder unknown": ("GPT2Tokenizer", {"decoder": {"type": "CTC"}}, "'CTC'"),
     "pieces decoder": ("legacy", {"decoder": {"type": "Fuse"}}, "decoder: "),
     "post_processor": ("GPT2Tokenizer", {"post_processor": {"type": "BertProcessing"}}, "BertProcessing"),
+    "no text": ("legacy", {"post_processor": {"type": "TemplateProcessing", "single": []}}, "post_processor: "),
+    "two before": (
+        "legacy",
+        {"post_processor": {"type": "TemplateProcessing", "single": [*BEGIN, *BEGIN, *TEXT]}},
+        "post_",
+    ),
+    "unknown before": (
+        "legacy",
+        {"post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<y>"}}, *TEXT]}},
+        "post_processor: ",
+    ),
     "model": ("GPT2Tokenizer", {"model": {"type": "WordPiece", "vocab": {}}}, "'WordPiece'"),
     "no model": ("GPT2Tokenizer", {"model": None}, "missing required field `model`"),
     "top": ("GPT2Tokenizer", {"surprise": 1}, "unknown field `surprise`"),
@@ -203,6 +215,13 @@ MODEL: dict[str, tuple[dict[str, Any], str]] = {
     "code": ({"vocab": {"a b": 5}, "merges": []}, "'a b'. is not in byte-level code"),
     "bytes": ({"byte_fallback": True}, "byte_fallback"),
 }
+
+
+def test_an_added_token_that_comes_twice_is_refused(makers: dict[str, Maker], tmp_path: Path) -> None:
+    folder = makers["legacy"](tmp_path)
+    added = json.loads((folder / "tokenizer.json").read_text())["added_tokens"]
+    with pytest.raises(TokenizerError, match="added_tokens: '<s>' comes twice"):
+        Tokenizer.from_folder(folders.edit(folder, added_tokens=[added[1], *added]))
 
 
 @pytest.mark.parametrize("case", MODEL)
