@@ -11,17 +11,15 @@ from dataclasses import dataclass, field
 import msgspec
 
 from power_lab.engine.config import EngineConfig, Paths, usable_cores
-from power_lab.engine.models import of_architecture, of_model_type
 from power_lab.engine.models.bind import bind
 from power_lab.engine.models.decoder import Decoder
+from power_lab.engine.models.describe import describe
 from power_lab.engine.models.spec import AttentionSpec, ModelSpec, ModelWeights
 from power_lab.engine.revision import code_digest, versions
 from power_lab.engine.tokenizer import Tokenizer
 from power_lab.engine.trace import EngineFacts
 from power_lab.engine.weights.checkpoint import Checkpoint, open_checkpoint
 from power_lab.engine.weights.config_json import JsonConfig
-from power_lab.engine.weights.renamed import HARMLESS_LEFTOVERS, RenamedSource
-from power_lab.engine.weights.source import WeightSource
 from power_lab.errors import ConfigError
 from power_lab.kernels.ops import Ops
 from power_lab.kernels.probe import AttentionShape, Shapes, probe
@@ -36,7 +34,7 @@ class Loaded:
 
     Attributes:
         model: the decoder on its device; tokenizer: its text side; facts: what receipts say; context: longest request in tokens.
-        reasons: setting -> why it has the value it has.
+        reasons: setting -> why it has the value it has; "rope" and "parts", where there was a choice, as "value: why".
         turn: held during a step: the operation table serves one at a time, also where several engines share the model.
     """
 
@@ -58,19 +56,22 @@ def load(config: EngineConfig, paths: Paths, progress: Report) -> Loaded:
     entry = ensure(config.model, paths, progress)
     progress("model file", 0, 1)
     with open_checkpoint(entry.path) as checkpoint:
-        tokenizer, spec, source = _read(checkpoint)
+        tokenizer = _tokenizer(checkpoint)
+        described = describe(checkpoint, tokenizer.vocab_size)
+        spec = described.spec
+        license = entry.license or checkpoint.license
         context, why = _context(config, spec)
         progress("model file", 1, 1)
         types = [QuantType[name] for name in checkpoint.bytes_by_type() if name in QuantType.__members__]
         ops.prepare(types, lambda done, total, name: progress(f"kernels: {name}", done, total))
-        weights = bind(spec, source, ops)
+        weights = bind(spec, described.source, ops)
     if config.mode == "exact":
         _prove(ops.digest(), threads, spec, weights, paths, progress)
     facts = EngineFacts(
         model=entry.name,
         file=entry.path.name,
         sha256=entry.sha256,
-        license=entry.license,
+        license=license,
         architecture=spec.architecture,
         parameters=weights.parameters,
         context=context,
@@ -90,20 +91,19 @@ def load(config: EngineConfig, paths: Paths, progress: Report) -> Loaded:
         + ("" if config.threads else " (all that this process may use)"),
         "context": why,
         **_rope_reason(spec, context),
+        **({"parts": f"text: {', '.join(described.left_out)} left out"} if described.left_out else {}),
         "kernels": "; ".join(ops.reasons()),
     }
     return Loaded(Decoder(spec, weights, ops, context), tokenizer, facts, context, reasons)
 
 
-def _read(checkpoint: Checkpoint) -> tuple[Tokenizer, ModelSpec, WeightSource]:
-    """What a model says about itself, and its tensors by their canonical names."""
-    metadata, source = checkpoint.metadata, checkpoint.source
-    if isinstance(metadata, JsonConfig):
-        tokenizer, family = Tokenizer.from_folder(checkpoint.path), of_model_type(checkpoint.architecture)
-        spec: ModelSpec = family.from_config(metadata, tokenizer.vocab_size)
-        return tokenizer, spec, RenamedSource(source, family.names(spec), bool(spec.tied), HARMLESS_LEFTOVERS)
-    tokenizer, family = Tokenizer.from_gguf(metadata.metadata), of_architecture(checkpoint.architecture)
-    return tokenizer, family.from_gguf(metadata, source, tokenizer.vocab_size), source
+def _tokenizer(checkpoint: Checkpoint) -> Tokenizer:
+    metadata = checkpoint.metadata
+    return (
+        Tokenizer.from_folder(checkpoint.path)
+        if isinstance(metadata, JsonConfig)
+        else Tokenizer.from_gguf(metadata.metadata)
+    )
 
 
 def _operations(mode: str, threads: int, paths: Paths, progress: Report) -> Ops:
@@ -146,7 +146,7 @@ def _rope_reason(spec: ModelSpec, context: int) -> dict[str, str]:
     for rope in (layer.attention.rope for layer in spec.layers):
         if rope is not None and rope.extended is not None:
             which, relation = ("long", "exceeds") if rope.within(context) is rope.extended else ("short", "is within")
-            return {"rope": f"{which} factors for every request: the context of {context} {relation} {rope.original}"}
+            return {"rope": f"{which} factors: the context of {context} {relation} {rope.original}"}
     return {}
 
 

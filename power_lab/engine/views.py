@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from power_lab.engine.blocks import DUMMY, BlockPool
 from power_lab.engine.config import OWNERS, EngineConfig
-from power_lab.engine.loader import Loaded
 from power_lab.engine.graphs import KEPT_ROWS
+from power_lab.engine.loader import Loaded
 from power_lab.engine.models.spec import ModelSpec
 from power_lab.engine.plan import Span, StepPlan
 from power_lab.engine.prefix import BLOCK_TOKENS
@@ -219,4 +219,8 @@ def explain(config: EngineConfig, loaded: Loaded, context: int) -> tuple[Decisio
         ),
         Decision(key="kv_dtype", value="float32", owner="model", reason="CPU caches keep keys and values unquantised"),
     ]
+    for key in ("rope", "parts"):
+        if key in reasons:
+            value, _, why = reasons[key].partition(": ")
+            mechanisms.append(Decision(key=key, value=value, owner="model", reason=why))
     return tuple(settings + mechanisms)

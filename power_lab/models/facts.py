@@ -18,7 +18,6 @@ from power_lab.hashes import replace_file
 from power_lab.models.files import ModelFiles
 
 if TYPE_CHECKING:
-    from power_lab.engine.models.spec import ModelSpec
     from power_lab.engine.weights.checkpoint import Checkpoint
 
 _MAX_REMEMBERED = 4096
@@ -125,9 +124,11 @@ def member_files(path: Path) -> tuple[tuple[Path, ...], str]:
 
 
 def _stated(checkpoint: Checkpoint) -> Facts:
+    from power_lab.engine.models.describe import describe
+
     problem, context, kv_bytes = "", 0, 0
     try:
-        spec = _topology(checkpoint)
+        spec = describe(checkpoint).spec
         context, kv_bytes = spec.context, spec.kv_bytes_per_token
     except ModelFileError as error:
         problem = f"unsupported: {_brief(error, checkpoint.path)}"
@@ -141,21 +142,6 @@ def _stated(checkpoint: Checkpoint) -> Facts:
         context=context,
         kv_bytes=kv_bytes,
     )
-
-
-def _topology(checkpoint: Checkpoint) -> ModelSpec:
-    """The topology, by the family that would run it. Raises ModelFileError naming an unknown family or key."""
-    from power_lab.engine.models import ARCHITECTURES, MODEL_TYPES
-    from power_lab.engine.weights.gguf_model import GgufModel
-
-    meta = checkpoint.metadata
-    family = (ARCHITECTURES if isinstance(meta, GgufModel) else MODEL_TYPES).get(checkpoint.architecture)
-    if family is None:
-        raise ModelFileError(f"architecture {checkpoint.architecture[:64]!r}")
-    if isinstance(meta, GgufModel):
-        vocab = len(meta.metadata.get("tokenizer.ggml.tokens", ()))
-        return family.from_gguf(meta, checkpoint.source, vocab)
-    return family.from_config(meta, meta.require("vocab_size", int, 1, 1 << 24))
 
 
 def _untold(by_type: dict[str, int]) -> str:
