@@ -1,7 +1,7 @@
 """The promise: a request's tokens and logits do not depend on anything but itself (DESIGN section 1).
 
-Every pair of values of the axes below occurs, on tiny random models of every family and storage type, with contexts that cross the canonical KV
-split of 256 keys. Logits are compared by their bits at every position.
+Every pair of values of the axes below occurs, on tiny random models of every family and storage type, with contexts that cross
+the canonical KV split of 256 keys. Logits are compared by their bits at every position.
 """
 
 from __future__ import annotations

@@ -151,7 +151,7 @@ def test_what_cannot_be_loaded_is_listed_with_the_reason(paths: Paths, saved_fol
     (extra / "loop.gguf").symlink_to("loop.gguf")
     statuses = {name: entry.status for name, entry in named(list_models(paths)).items()}
     said = {
-        "alien": "unsupported: architecture 'martian'",
+        "alien": "unsupported: general.architecture: 'martian'",
         "types": "unsupported: tensors stored as IQ2_XXS",
         "short": "damaged: tensor",
         "noise": "damaged: the first four bytes",
