@@ -61,18 +61,16 @@ def read(path: str | os.PathLike[str]) -> Tokenizer:
 
 def _vocabulary(described: parts.TokenizerJson, where: str) -> Vocabulary:
     """Every id's text, and its type as the file states it: added tokens are special or user-defined."""
-    model = described.model
-    unigram = isinstance(model, parts.Unigram)
-    pieces = {text: index for index, (text, _) in enumerate(model.vocab)} if unigram else model.vocab
-    unknown = model.unk_id if unigram else pieces.get(model.unk_token or "")
+    model, added = described.model, described.added_tokens
+    if isinstance(model, parts.Unigram):
+        pieces = {text: index for index, (text, _) in enumerate(model.vocab)}
+        unknown = model.unk_id
+    else:
+        pieces = model.vocab
+        unknown = None if model.unk_token is None else pieces.get(model.unk_token)
     if len(pieces) != len(model.vocab):
         raise TokenizerError(f"{where}: model.vocab: a token comes twice.")
-    size = 1 + max((*pieces.values(), *(token.id for token in described.added_tokens)), default=-1)
-    least = min((*pieces.values(), *(token.id for token in described.added_tokens)), default=0)
-    if least < 0 or not 1 <= size <= MAX_VOCAB:
-        raise TokenizerError(
-            f"{where}: model.vocab: ids go from {least} to {size - 1}; 0 to {MAX_VOCAB - 1} are allowed."
-        )
+    size = _size([*pieces.values(), *(token.id for token in added)], where)
     tokens, types = [""] * size, np.full(size, UNUSED, np.int8)
     for text, index in pieces.items():
         if tokens[index]:
@@ -85,17 +83,31 @@ def _vocabulary(described: parts.TokenizerJson, where: str) -> Vocabulary:
         if not 0 <= unknown < size:
             raise TokenizerError(f"{where}: model.unk_id: {unknown} is outside the vocabulary of {size} tokens.")
         types[unknown] = UNKNOWN
-    names = [token.content for token in described.added_tokens]
-    if len(set(names)) != len(names):
-        raise TokenizerError(f"{where}: added_tokens: {max(names, key=names.count)[:40]!r} comes twice.")
-    for token in described.added_tokens:
-        if tokens[token.id] not in ("", token.content):
+    _add(tokens, types, added, where)
+    return Vocabulary(tokens, types, f"{where}: tokens")
+
+
+def _size(ids: list[int], where: str) -> int:
+    least, most = min(ids, default=0), max(ids, default=-1)
+    if least < 0 or not 0 <= most < MAX_VOCAB:
+        raise TokenizerError(f"{where}: model.vocab: ids go from {least} to {most}; 0 to {MAX_VOCAB - 1} are allowed.")
+    return most + 1
+
+
+def _add(tokens: list[str], types: np.ndarray, added: list[parts.AddedToken], where: str) -> None:
+    """Enter the added tokens."""
+    seen: set[str] = set()
+    for token in added:
+        if token.content in seen:
+            raise TokenizerError(f"{where}: added_tokens: {token.content[:40]!r} comes twice.")
+        seen.add(token.content)
+        before = tokens[token.id]
+        if before not in ("", token.content):
             raise TokenizerError(
-                f"{where}: added_tokens: {token.content[:40]!r} has id {token.id}, which is of {tokens[token.id][:40]!r}."
+                f"{where}: added_tokens: {token.content[:40]!r} has id {token.id}, which is of {before[:40]!r}."
             )
         tokens[token.id] = token.content
         types[token.id] = CONTROL if token.special else USER_DEFINED
-    return Vocabulary(tokens, types, f"{where}: tokens")
 
 
 class _Settings:
@@ -165,8 +177,8 @@ class _Settings:
         if not templates:
             return None
         texts = [index for index, item in enumerate(templates[0]) if "Sequence" in item]
-        before = [item.get("SpecialToken", {}).get("id") for item in templates[0][: texts[0]]] if texts else []
-        known = all(isinstance(name, str) and name in self._ids for name in before)
+        before = [str(item.get("SpecialToken", {}).get("id")) for item in templates[0][: texts[0] if texts else 0]]
+        known = all(name in self._ids for name in before)
         if len(templates) > 1 or len(texts) != 1 or len(before) > 1 or not known:
             raise TokenizerError(
                 f"{self._folder / 'tokenizer.json'}: post_processor: {str(templates)[:200]} is not supported.",

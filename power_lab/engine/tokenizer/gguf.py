@@ -37,7 +37,7 @@ def read(metadata: Mapping[str, Any]) -> Tokenizer:
         bos_id=keys.token("ggml.bos_token_id", vocabulary),
         add_bos=keys.get("ggml.add_bos_token", bool, bos),
         end_ids=[token for token in ends if token is not None],
-        chat_template=keys.get("chat_template", str, None),
+        chat_template=_templates(keys),
     )
 
 
@@ -64,6 +64,16 @@ class _Keys:
     def token(self, name: str, vocabulary: Vocabulary) -> int | None:
         value = self.get(name, int, None)
         return None if value is None else vocabulary.checked(f"tokenizer.{name}", value)
+
+
+def _templates(keys: _Keys) -> str | dict[str, str] | None:
+    """The chat template, or by name all of them where the file lists more than one."""
+    template = keys.get("chat_template", str, None)
+    names = keys.get("chat_templates", list, [])
+    if not names:
+        return template
+    more = {name: keys.require(f"chat_template.{name}", str) for name in names if name != "default"}
+    return more if template is None else {"default": template, **more}
 
 
 def _byte_level(keys: _Keys, vocabulary: Vocabulary) -> tuple[Codec, bool]:

@@ -17,7 +17,7 @@ from power_lab.engine.tokenizer.codec import Codec, Spacing
 from power_lab.engine.tokenizer.pieces import Pieces
 from power_lab.engine.tokenizer.pretokenizers import known
 from power_lab.engine.tokenizer.unigram import unigram_model
-from power_lab.engine.tokenizer.vocabulary import BYTE, NORMAL, SPACE, UNKNOWN, USER_DEFINED, Vocabulary
+from power_lab.engine.tokenizer.vocabulary import BYTE, NORMAL, SPACE, USER_DEFINED, Vocabulary
 from power_lab.errors import TokenizerError
 
 T = TypeVar("T")
@@ -190,11 +190,15 @@ class Pipeline:
         if model.ignore_merges:
             raise self._refused("model", "ignore_merges without a ByteLevel pre-tokenizer")
         vocab = self._vocab(model, NORMAL, USER_DEFINED)
-        merges = self._merges(model, vocab)
-        whole = vocab | self._vocab(model, BYTE, UNKNOWN)
-        unknown = model.unk_token if model.unk_token in whole else None
+        unknown = model.unk_token if model.unk_token in model.vocab else None
+        named = {} if unknown is None else {unknown: model.vocab[unknown]}  # whatever its type, and no merge makes it
+        whole = vocab | self._vocab(model, BYTE) | named
         return models.BPE(
-            whole, merges, unk_token=unknown, fuse_unk=model.fuse_unk, byte_fallback=model.byte_fallback
+            whole,
+            self._merges(model, vocab),
+            unk_token=unknown,
+            fuse_unk=model.fuse_unk,
+            byte_fallback=model.byte_fallback,
         ), None
 
     def _unigram(self, model: parts.Unigram) -> tuple[models.Model, list[int]]:

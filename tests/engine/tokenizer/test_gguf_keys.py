@@ -39,6 +39,7 @@ BYTE_LEVEL: dict[str, tuple[dict[str, Any], str]] = {
     "normal empty": ({"ggml.tokens": [*CODE.values(), ""], "ggml.token_type": np.ones(257, np.int32)}, "256 is empty"),
     "token long": ({"ggml.tokens": [*CODE.values(), "x" * (MAX_TOKEN_CHARS + 1)]}, "token 256 has 4097 characters"),
     "template": ({"chat_template": ["x"]}, "tokenizer.chat_template: is list"),
+    "template named": ({"chat_templates": ["rag"]}, "tokenizer.chat_template.rag: is missing"),
 }
 
 
@@ -98,3 +99,10 @@ def test_too_many_special_tokens_are_refused() -> None:
     names = [f"<{index}>" for index in range(count)]
     with pytest.raises(TokenizerError, match=f"{count} are special tokens"):
         toys.byte_level(names, [3] * count)
+
+
+def test_named_templates_are_kept_by_name() -> None:
+    metadata = toys.metadata("gpt2", [*CODE.values()], [1] * 256, pre="gpt-2", merges=[], chat_template="a")
+    named = {"tokenizer.chat_templates": ["tool_use"], "tokenizer.chat_template.tool_use": "b"}
+    template = Tokenizer.from_gguf(metadata | named).chat_template
+    assert template is not None and template.sources == {"default": "a", "tool_use": "b"}
