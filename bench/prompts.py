@@ -40,8 +40,14 @@ def prompts() -> list[tuple[str, str]]:
     made = made[:60]
     sentences = [s.strip().replace("\n", " ") for s in (ROOT / "LICENSE").read_text().split("\n\n") if len(s) > 200]
     made += [("quote", f"Repeat this text word for word:\n\n{rng.choice(sentences)[:600]}") for _ in range(20)]
-    made += [("code", f"{ask}\n\n{code}") for code in CODE for ask in ("What does this code do?", "Rewrite this code with comments.")]
+    made += [
+        ("code", f"{ask}\n\n{code}")
+        for code in CODE
+        for ask in ("What does this code do?", "Rewrite this code with comments.")
+    ]
     made += [("foreign", text) for text in LANGUAGES]
     long = (ROOT / "LICENSE").read_text()
-    made += [("long", f"Here is a licence.\n\n{long[at : at + 3200]}\n\nWhat does it allow?") for at in range(0, 5000, 1000)]
+    made += [
+        ("long", f"Here is a licence.\n\n{long[at : at + 3200]}\n\nWhat does it allow?") for at in range(0, 5000, 1000)
+    ]
     return made
