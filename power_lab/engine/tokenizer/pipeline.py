@@ -64,16 +64,17 @@ class Pipeline:
             raise TokenizerError(
                 f"{self._where}: model.merges: {len(model.merges)} merges; at most {MAX_MERGES} are allowed."
             )
-        pairs: list[tuple[str, str]] = []
-        for index, merge in enumerate(model.merges):
-            left, right = merge.partition(" ")[::2] if isinstance(merge, str) else merge
-            if left in vocab and right in vocab and left + right in vocab:
-                pairs.append((left, right))
-            elif not (left in model.vocab and right in model.vocab and left + right in model.vocab):
-                raise TokenizerError(
-                    f"{self._where}: model.merges[{index}]: {left[:40]!r} and {right[:40]!r} join tokens that the vocabulary lacks."
-                )
-        return pairs
+        pairs = [merge.partition(" ")[::2] if isinstance(merge, str) else merge for merge in model.merges]
+        kept = [(left, right) for left, right in pairs if left + right in vocab and left in vocab and right in vocab]
+        if len(kept) < len(pairs):
+            known = model.vocab
+            for index, (left, right) in enumerate(pairs):
+                if not (left + right in known and left in known and right in known):
+                    raise TokenizerError(
+                        f"{self._where}: model.merges[{index}]: {left[:40]!r} and {right[:40]!r} join tokens "
+                        "that the vocabulary lacks."
+                    )
+        return kept
 
     def _vocab(self, model: parts.Bpe, *kinds: int) -> dict[str, int]:
         types = self._vocabulary.types
