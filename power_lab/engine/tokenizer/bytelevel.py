@@ -54,9 +54,9 @@ class ByteLevel:
         Raises TokenizerError naming the token that is not in byte-level code.
         """
         self._tokens = vocabulary.tokens
-        self._normal = frozenset(vocabulary.of(NORMAL))
+        _check_code(vocabulary)
+        self._coded = frozenset(index for token, index in vocab.items() if _LETTERS.issuperset(token))
         self._user_defined = frozenset(vocabulary.of(USER_DEFINED))
-        _check_code(vocabulary, self._normal)
         self.missing_bytes = frozenset(byte for byte, point in _CODE.items() if chr(point) not in vocab)
         self._engine = Engine(models.BPE(vocab, merges, ignore_merges=whole_words))
         self._engine.pre_tokenizer = pre_tokenizer  # pyright: ignore[reportAttributeAccessIssue]
@@ -68,8 +68,8 @@ class ByteLevel:
         return self._engine.encode(text, add_special_tokens=False).ids
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes that a token stands for; a user-defined one is spelled as text, not in byte-level code."""
-        if token in self._normal:
+        """The bytes that a token stands for; a user-defined one that is not in `vocab` is spelled as text."""
+        if token in self._coded:
             return self._tokens[token].translate(_BYTE).encode("latin-1")
         return self._tokens[token].encode() if token in self._user_defined else b""
 
@@ -78,9 +78,9 @@ class ByteLevel:
         return self.missing_bytes.isdisjoint(char.encode("utf-8", "replace"))
 
 
-def _check_code(vocabulary: Vocabulary, normal: frozenset[int]) -> None:
-    tokens = vocabulary.tokens
+def _check_code(vocabulary: Vocabulary) -> None:
+    tokens, normal = vocabulary.tokens, vocabulary.of(NORMAL)
     if set("".join([tokens[index] for index in normal])) <= _LETTERS:
         return
-    bad = next(index for index in sorted(normal) if not _LETTERS.issuperset(tokens[index]))
+    bad = next(index for index in normal if not _LETTERS.issuperset(tokens[index]))
     raise TokenizerError(f"{vocabulary.where}: token {bad} ({tokens[bad][:40]!r}) is not in byte-level code.")

@@ -88,7 +88,7 @@ class Pipeline:
             or len(self._decoders) != 1
         ):
             raise self._refused("decoder", self._decoders)
-        vocab = self._vocab(model, NORMAL)
+        vocab = self._vocab(model, NORMAL, USER_DEFINED)
         return ByteLevel(
             self._vocabulary,
             vocab,

@@ -128,6 +128,22 @@ def test_ids_that_no_token_has_are_unused(makers: dict[str, Maker], tmp_path: Pa
     assert tokenizer.encode("<far>", special=False, bos=False) == [size + 5]
 
 
+def test_merges_may_make_user_defined_tokens(makers: dict[str, Maker], tmp_path: Path) -> None:
+    """Files list runs of spaces as added tokens, spelled as merging spells them."""
+    folder = makers["GPT2Tokenizer"](tmp_path)
+    described = json.loads((folder / "tokenizer.json").read_text())
+    vocab = described["model"]["vocab"]
+    run = vocab.setdefault("ĠĠ", 9000)
+    described["model"]["merges"].insert(0, ["Ġ", "Ġ"])
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": False}
+    added = [*described["added_tokens"], {"id": run, "content": "ĠĠ", **flags}]
+    folders.edit(folder, model=described["model"], added_tokens=added)
+    tokenizer = Tokenizer.from_folder(folder)
+    ids = tokenizer.encode("    \n  ", special=False, bos=False)
+    assert run in ids and tokenizer.decode(ids) == "    \n  " and tokenizer.token_bytes(run) == b"  "
+    assert ids == Engine.from_file(str(folder / "tokenizer.json")).encode("    \n  ", add_special_tokens=False).ids
+
+
 HOSTILE_SPLIT = {"type": "Split", "pattern": {"Regex": "(a+)+b"}, "behavior": "Isolated", "invert": False}
 BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 BEGIN, TEXT = [{"SpecialToken": {"id": "<s>"}}], [{"Sequence": {"id": "A"}}]
