@@ -16,9 +16,7 @@ from power_lab.kernels.numba.formats.plain import Panel, Plain
 from power_lab.kernels.numba.vector import F32, Builder, Value
 
 PLAN = "lanes=16 fma over k, tree 8-4-2-1"
-AHEAD = (
-    16  # weight rows that are asked for before they are read: rows are too short for the processor's own prefetching
-)
+AHEAD = 16  # weight rows that are asked for before they are read: most are too short for the processor to foresee
 LINE = 64  # bytes of a cache line
 
 

@@ -125,8 +125,14 @@ def lane(b: Builder, vector: Value, index: int) -> Value:
     return b.extract_element(vector, ir.Constant(I32, index))
 
 
+def opaque(b: Builder, pointer: Value) -> Value:
+    """The same pointer, but LLVM does not know that: what is loaded through it comes from memory, not from registers."""
+    kind = ir.FunctionType(pointer.type, [pointer.type])
+    return b.asm(kind, "", "=r,0", [pointer], side_effect=False)
+
+
 def pick(b: Builder, local: Value, index: Value) -> Value:
-    """Lane `index` (int64) of a local vector of floats, in all lanes."""
+    """Lane `index` (int64) of a vector of floats in memory, in all lanes."""
     return splat(b, b.load(b.gep(b.bitcast(local, F32.as_pointer()), [index], source_etype=F32), typ=F32))
 
 

@@ -45,15 +45,24 @@ def load_bytes(b: Builder, pointer: Value, offset: int | Value, count: int = v.L
     return v.load(b, skip(b, pointer, offset), v.vec(I8, count))
 
 
-def halves(b: Builder, pointer: Value, offset: int = 0) -> tuple[Value, Value]:
-    """The two f16 at `offset`, each as f32 in all lanes. Read as a pair: a lone 16-bit load needs a slow insertion."""
-    pair = b.fpext(v.load(b, skip(b, pointer, offset), v.vec(F16, 2)), v.vec(F32, 2))
-    return v.shuffle(b, pair, pair, [0] * v.LANES), v.shuffle(b, pair, pair, [1] * v.LANES)
+def halves(b: Builder, pointer: Value, offset: int = 0) -> Value:
+    """The two f16 at `offset`, as f32 [2]. Read as a pair, since a lone 16-bit load needs a slow insertion."""
+    return b.fpext(v.load(b, skip(b, pointer, offset), v.vec(F16, 2)), v.vec(F32, 2))
+
+
+def splats(b: Builder, pair: Value) -> tuple[Value, Value]:
+    """Each of two floats, in all lanes.
+
+    They go through memory: loading a number copies it to all lanes for nothing, where a shuffle would take its place among those that
+    unpack values.
+    """
+    local = v.opaque(b, v.variable(b, pair.type, pair))
+    return v.pick(b, local, v.i64(0)), v.pick(b, local, v.i64(1))
 
 
 def unsigned(b: Builder, integers: Value) -> Value:
-    """Unsigned bytes or words as floats."""
-    return b.sitofp(b.zext(integers, v.vec(I32)) if integers.type.element != I32 else integers, v.vec(F32))
+    """Unsigned bytes as floats."""
+    return b.sitofp(b.zext(integers, v.vec(I32)), v.vec(F32))
 
 
 def signed(b: Builder, integers: Value) -> Value:

@@ -1,18 +1,85 @@
-"""Turning small integer codes into floats: tables in registers where the processor looks up 16 floats at once, else arithmetic.
+"""Turning packed codes of 4 and 5 bits into floats, 16 at a time.
 
-The table of a block holds value(code) for each code, computed by the same operations that the arithmetic applies to each value: the
-bits agree.
+Codes come as i32; of a 4-bit code only the lowest four bits count, so that neighbours in the same byte need not be masked away.
+
+Where the processor looks up 16 floats at once, a table in a register holds value(code) for each code, computed by the operations that
+would be applied to each value: the bits agree.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from llvmlite import ir
 
 from power_lab.kernels.numba import vector as v
 from power_lab.kernels.numba.machine import Machine
 from power_lab.kernels.numba.vector import F32, I8, I32, Builder, Value
+
+
+@dataclass(frozen=True)
+class FourBits:
+    """value(q) = (first + q) * scale [+ minimum]."""
+
+    machine: Machine
+    first: int
+
+    def decode(self, b: Builder, q: Value, scale: Value, minimum: Value | None = None) -> Value:
+        if has_tables(self.machine):
+            codes = floats(range(self.first, self.first + v.LANES))
+            return lookup(b, _scaled(b, codes, scale, minimum), q)
+        return _scaled(b, _to_floats(b, b.add(b.and_(q, whole(15)), whole(self.first))), scale, minimum)
+
+
+@dataclass(frozen=True)
+class FiveBits:
+    """value(q) = (first + q) * scale [+ minimum] with first 0 or -16; the fifth bit of a code comes as a mask."""
+
+    first: int
+
+    def decode(self, b: Builder, q: Value, fifth: Value, scale: Value, minimum: Value | None = None) -> Value:
+        four = b.and_(q, whole(15))
+        if self.first == 0:
+            code = b.select(fifth, b.or_(four, whole(16)), four)
+        else:  # setting all higher bits subtracts 16
+            code = b.select(fifth, four, b.or_(four, whole(-16)))
+        return _scaled(b, _to_floats(b, code), scale, minimum)
+
+
+@dataclass(frozen=True)
+class Codebook:
+    """value(q) = values[q] * scale, for any 16 values that fit a byte."""
+
+    machine: Machine
+    values: Sequence[int]
+
+    def decode(self, b: Builder, q: Value, scale: Value) -> Value:
+        if has_tables(self.machine):
+            return lookup(b, b.fmul(floats(self.values), scale), q)
+        code = b.trunc(b.and_(q, whole(15)), v.vec(I8))
+        number = b.sext(byte_lookup(b, self.machine, self.values, code), v.vec(I32))
+        return b.fmul(_to_floats(b, number), scale)
+
+
+def nibbles(b: Builder, data: Value) -> tuple[Value, Value]:
+    """The codes in the low and in the high halves of 16 bytes; the low ones carry the high ones above them."""
+    wide = b.zext(data, v.vec(I32))
+    return wide, b.lshr(wide, whole(4))
+
+
+def whole(value: int) -> ir.Constant:
+    """An integer in all lanes."""
+    return v.const(v.vec(I32), value)
+
+
+def _to_floats(b: Builder, integers: Value) -> Value:
+    return b.sitofp(integers, v.vec(F32))
+
+
+def _scaled(b: Builder, x: Value, scale: Value, minimum: Value | None) -> Value:
+    """x * scale [+ minimum], rounded once: the products are exact."""
+    return b.fmul(x, scale) if minimum is None else v.fma(b, x, scale, minimum)
 
 
 def floats(values: Sequence[float]) -> ir.Constant:
@@ -39,59 +106,3 @@ def byte_lookup(b: Builder, machine: Machine, table: Sequence[int], index: Value
     for code in range(1, v.LANES):
         result = b.select(b.icmp_signed("==", index, v.const(v.vec(I8), code)), v.const(v.vec(I8), table[code]), result)
     return result
-
-
-class Codes:
-    """value(q) = values[q] * scale [+ minimum] for 4-bit codes q.
-
-    Args:
-        values: of the 16 codes.
-    """
-
-    def __init__(self, machine: Machine, values: Sequence[int]) -> None:
-        self.machine, self.values = machine, tuple(values)
-
-    def scaled(self, b: Builder, scale: Value, minimum: Value | None = None) -> tuple[Value, Value | None]:
-        """What `decode` needs for one scale and minimum, each in all lanes."""
-        if not has_tables(self.machine):
-            return scale, minimum
-        return _scale(b, floats(self.values), scale, minimum), None
-
-    def decode(self, b: Builder, scaled: tuple[Value, Value | None], q: Value) -> Value:
-        """Values of i32 codes; bits above the lowest four are ignored."""
-        scale, minimum = scaled
-        if has_tables(self.machine):
-            return lookup(b, scale, q)
-        q = b.and_(q, v.const(v.vec(I32), 15))
-        first = self.values[0]
-        if self.values == tuple(range(first, first + v.LANES)):
-            whole = b.add(q, v.const(v.vec(I32), first)) if first else q
-        else:
-            whole = b.sext(byte_lookup(b, self.machine, self.values, b.trunc(q, v.vec(I8))), v.vec(I32))
-        return _scale(b, b.sitofp(whole, v.vec(F32)), scale, minimum)
-
-
-class WideCodes:
-    """value(q) = (first + q) * scale [+ minimum] for 5-bit codes q whose highest bit comes as a mask."""
-
-    def __init__(self, machine: Machine, first: int) -> None:
-        self.machine, self.first = machine, first
-
-    def scaled(self, b: Builder, scale: Value, minimum: Value | None = None) -> tuple[Value, Value | None]:
-        if not has_tables(self.machine):
-            return scale, minimum
-        low = floats(range(self.first, self.first + 16))
-        high = floats(range(self.first + 16, self.first + 32))
-        return _scale(b, low, scale, minimum), _scale(b, high, scale, minimum)
-
-    def decode(self, b: Builder, scaled: tuple[Value, Value | None], q: Value, high: Value) -> Value:
-        """Values of i32 codes, of which the lowest four bits count, and their fifth bits."""
-        if has_tables(self.machine):
-            return b.select(high, lookup(b, scaled[1], q), lookup(b, scaled[0], q))
-        fifth = b.select(high, v.const(v.vec(I32), self.first + 16), v.const(v.vec(I32), self.first))
-        whole = b.add(b.and_(q, v.const(v.vec(I32), 15)), fifth)
-        return _scale(b, b.sitofp(whole, v.vec(F32)), *scaled)
-
-
-def _scale(b: Builder, x: Value, scale: Value, minimum: Value | None) -> Value:
-    return b.fmul(x, scale) if minimum is None else v.fma(b, x, scale, minimum)
