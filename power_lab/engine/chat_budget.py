@@ -36,6 +36,21 @@ _VIEWS = (type({}.items()), type({}.keys()), type({}.values()))
 _FORM = re.compile(r"%(?:%|(?:\(\w{1,64}\))?[0-9]{0,2}(?:\.[0-9]{1,2})?[difrs])")  # what is left of a format has no "%"
 
 
+class Lazy:
+    """What a generator gave, taken at once so that no work hides in it. Like a generator it is used up once, has no length
+    and counts as true.
+    """
+
+    __slots__ = ("_left", "items")
+
+    def __init__(self, items: list[Any]) -> None:
+        self.items = items
+        self._left = iter(items)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._left
+
+
 class Budget:
     """What one rendering may still use. Raises TokenizerError when it is used up."""
 
@@ -85,7 +100,8 @@ def weigh(value: object) -> int:
         weight += 1 + depth
         if isinstance(item, str):
             weight += len(item)
-        elif isinstance(item, (list, tuple, dict)):
+        elif isinstance(item, (list, tuple, dict, Lazy, *_VIEWS)):
+            item = item.items if isinstance(item, Lazy) else item
             if depth >= MAX_DEPTH or parts + len(stack) + len(item) > MAX_NODES:
                 raise too_much("makes a value of too many parts")
             stack.extend((part, depth + 1) for part in item)
@@ -102,14 +118,14 @@ def weigh(value: object) -> int:
 
 
 def settle(budget: Budget, value: Any) -> Any:
-    """A fresh value, paid for. Lazy sequences become lists, so that no work hides in them."""
+    """A fresh value, paid for."""
     if isinstance(value, (Undefined, Namespace, Macro)):
         budget.pay()
         return value
-    if isinstance(value, (Iterator, *_VIEWS)):
-        value = _drained(budget, value)
+    if isinstance(value, Iterator):
+        value = Lazy(_drained(budget, value))
     weigh(value)
-    budget.pay(1 + (len(value) if isinstance(value, (str, list, tuple, dict)) else 0))
+    budget.pay(1 + _count(value))
     return value
 
 
@@ -170,7 +186,8 @@ def check_operator(operator: str, left: Any, right: Any) -> None:
 
 
 def _count(value: Any) -> int:
-    return len(value) if isinstance(value, (str, list, tuple, dict, range)) else 0
+    value = value.items if isinstance(value, Lazy) else value
+    return len(value) if isinstance(value, (str, list, tuple, dict, range, *_VIEWS)) else 0
 
 
 def _width(value: Any) -> int:

@@ -25,7 +25,7 @@ from jinja2.tests import TESTS
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-from power_lab.engine.chat_budget import Budget, check_operation, check_operator, settle, too_much, weigh
+from power_lab.engine.chat_budget import Budget, Lazy, check_operation, check_operator, settle, too_much, weigh
 from power_lab.errors import TokenizerError
 
 MAX_SOURCE = 1 << 16  # characters of a template; the longest in use have about 20,000
@@ -108,6 +108,8 @@ def _made(context: Context, value: Any) -> Any:
 def _text(context: Context, value: Any) -> str:
     """Text that is about to be joined or printed."""
     weigh(value)
+    if isinstance(value, Lazy):
+        raise TokenizerError("The chat template prints what a filter has not listed yet.")
     text = str(value)
     _budget(context).pay(1 + len(text))
     return text
@@ -225,7 +227,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> Undefined:
         raise TokenizerError(
-            f"The chat template asks for {attribute!r} of a {type(obj).__name__}, which is not allowed."
+            f"The chat template asks for {str(attribute)[:100]!r} of a {type(obj).__name__}, which is not allowed."
         )
 
     def is_safe_callable(self, obj: Any) -> bool:
@@ -277,8 +279,9 @@ class Program:
             raise too_much("is nested too deeply") from None
         except Exception as error:  # Jinja and Python's compiler fail in many ways on hostile source
             line = f" in line {error.lineno}" if isinstance(error, TemplateSyntaxError) else ""
+            said = str(error.args[0] if error.args else error)[:500]
             raise TokenizerError(
-                f"The chat template cannot be compiled: {type(error).__name__}{line}: {error.args[0] if error.args else error}",
+                f"The chat template cannot be compiled: {type(error).__name__}{line}: {said}",
                 "Use raw prompts with this model.",
             ) from error
 
@@ -318,10 +321,11 @@ def _words_of(tree: nodes.Template) -> Iterator[str]:
 
 
 def _variables(tree: nodes.Template) -> frozenset[str]:
-    """Names that a template takes from outside: those it only reads, and those it sets where they are not defined."""
-    stored = {name.name for name in tree.find_all(nodes.Name) if name.ctx == "store"}
-    asked = {test.node.name for test in tree.find_all(nodes.Test) if isinstance(test.node, nodes.Name)}
-    return frozenset(meta.find_undeclared_variables(tree) - (stored - asked))
+    """Names that a template takes from outside: those that it reads before it sets them, if it sets them at all."""
+    first: dict[str, str] = {}
+    for name in tree.find_all(nodes.Name):
+        first.setdefault(name.name, name.ctx)
+    return frozenset(name for name in meta.find_undeclared_variables(tree) if first.get(name) == "load")
 
 
 def _line(trace: TracebackType | None) -> str:

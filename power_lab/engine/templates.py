@@ -98,7 +98,7 @@ class ChatTemplate:
         no error, so that one notebook serves models with and without it.
         """
         check_tools(tools)
-        check_options(options or {}, self._sandbox.globals)
+        check_options({} if options is None else options, self._sandbox.globals)
         program = self._program(tools)
         check_messages(messages, known=program.words)
         given = {"tools": tools} if tools else {}

@@ -22,7 +22,7 @@ from power_lab.engine.weights.safetensors import SafeTensorsFile
 from power_lab.engine.weights.source import FileSource
 from power_lab.engine.weights.tensor import TensorInfo
 from power_lab.errors import ModelFileError
-from tests.fuzz import originals
+from tests.fuzz import originals, templates
 from tests.fuzz.files import mutate_bytes, mutate_gguf, mutate_json, mutate_safetensors
 
 Case = Callable[[int], str]
@@ -187,6 +187,7 @@ TARGETS: Mapping[str, Callable[[Path], Case]] = {
     "safetensors": safetensors,
     "config": config,
     "folder": folder,
+    "template": templates.template,
 }
 
 

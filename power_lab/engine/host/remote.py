@@ -188,7 +188,7 @@ def _message(message: wire.Data, where: str) -> wire.Data:
 
 def _extras(tools: Sequence[Tool] | None, options: Options | None) -> wire.Data:
     check_tools(tools or ())
-    check_options(options or {})
+    check_options({} if options is None else options)
     return {"tools": tuple(tools or ()), "template_options": dict(options or {})}
 
 
