@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from power_lab import bars, display
+from power_lab.engine.chat import Turn
 from power_lab.engine.config import HostSettings
 from power_lab.engine.host import client as client_module
 from power_lab.engine.host import protocol as wire
@@ -191,6 +192,28 @@ def test_a_chat_continues_the_exact_tokens(lab: Lab):
     assert (len(second.tokens), chat.turns) == (2, [first, second])
     raises(ConfigError, lambda: chat.say("three", max_tokens=0))
     assert chat.turns == [first, second]
+
+
+def test_tools_template_options_and_results_of_calls_reach_every_turn(lab: Lab):
+    tools, options = [{"name": "f"}], {"enable_thinking": False}
+    chat = lab.chat("S", max_tokens=2, tools=tools, template_options=options, history="keep")
+    first = chat.say("one")
+    message = {"role": "tool", "content": "3"}
+    second = chat.say(message, max_tokens=1)
+    asked = [{"role": "system", "content": "S"}, {"role": "user", "content": "one"}]
+    turn = Turn(
+        prompt=first.record.prompt_tokens,
+        output=first.record.tokens,
+        messages=tuple(asked),
+        message=message,
+        tools=tuple(tools),
+        template_options=options,
+        history="keep",
+    )
+    assert chat.reasons == ["", repr(turn)], "the fake engine says what it was asked"
+    answers = [{"role": "assistant", "content": run.text} for run in (first, second)]
+    assert chat.messages == [*asked, answers[0], message, answers[1]]
+    assert raises(ConfigError, lambda: lab.generate("x", tools=[{}])).key == "tools[0].name"
 
 
 def test_a_chat_does_not_go_on_with_another_model(lab: Lab):

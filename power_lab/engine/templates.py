@@ -37,8 +37,6 @@ class ChatTemplate:
 
     Attributes:
         sources: the templates by name; bos, eos: as given.
-
-    Raises TokenizerError when there are several and none is called `default` or `tool_use`.
     """
 
     def __init__(
@@ -50,9 +48,6 @@ class ChatTemplate:
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
         self.sources = {_DEFAULT: source} if isinstance(source, str) else dict(source)
-        if not self.sources.keys() & {_DEFAULT, _TOOL_USE}:
-            names = ", ".join(self.sources) or "none"
-            raise TokenizerError(f"chat_template: no template is called 'default' or 'tool_use'; found {names:.200}.")
         self.bos = bos
         self.eos = eos
         self._now = now
@@ -75,9 +70,13 @@ class ChatTemplate:
         return Sandbox(self._now)
 
     def _name(self, tools: Sequence[Tool]) -> str:
-        wanted = _TOOL_USE if tools else _DEFAULT
-        return (
-            wanted if wanted in self.sources else next(name for name in (_DEFAULT, _TOOL_USE) if name in self.sources)
+        for name in (_TOOL_USE, _DEFAULT) if tools else (_DEFAULT, _TOOL_USE):
+            if name in self.sources:
+                return name
+        names = ", ".join(self.sources)
+        raise TokenizerError(
+            f"chat_template: no template is called 'default' or 'tool_use'; found {names:.200}.",
+            "Give a raw prompt instead of messages.",
         )
 
     def _program(self, tools: Sequence[Tool]) -> Program:

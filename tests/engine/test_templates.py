@@ -53,9 +53,12 @@ def test_templates_by_name() -> None:
     assert ChatTemplate({"tool_use": "{{ tools is none }}"}).render([user("x")]) == "True"
     only = ChatTemplate({"default": "{{ tools | length }}"})
     assert only.render([user("x")], tools=TOOLS) == "2"
-    for named in ({}, {"rag": "x"}):
-        with pytest.raises(TokenizerError, match="no template is called 'default'"):
-            ChatTemplate(named)
+    for named, says in (
+        ({}, "template is empty"),
+        ({"rag": "x"}, "no template is called 'default' or 'tool_use'; found rag"),
+    ):
+        with pytest.raises(TokenizerError, match=says):
+            ChatTemplate(named).render([user("x")])
 
 
 def test_a_broken_template_does_not_spoil_the_other() -> None:

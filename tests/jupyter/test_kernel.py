@@ -207,11 +207,22 @@ def test_wrong_options_are_one_clear_line(kernel: Kernel):
         "%%generate --stop 'x\nhi": "No closing quotation",
         "%%generate\n  \n": "the cell below this line is the prompt",
         "%%generate --temperature -1\nhi": "temperature",
+        "%%generate --tools nowhere\nhi": "--tools 'nowhere' is not a variable",
+        "%%generate --template-option x\nhi": "Write key=value",
     }.items():
         done = kernel.run(wrong)
         assert done.status == "error"
         assert words in done.text, wrong
     assert "--cache-key" in kernel.run("%%generate --help\nhi").text
+
+
+def test_tools_and_template_options_of_a_cell(kernel: Kernel):
+    kernel.run("mine = [{'name': 'f'}]")
+    done = kernel.run(
+        "%%generate --tools mine --template-option enable_thinking=false --template-option effort=low\necho"
+    )
+    assert done.status == "error", "the fake engine answers with what it was given"
+    assert "([{'name': 'f'}], {'enable_thinking': False, 'effort': 'low'})" in done.text
 
 
 def test_options_are_completed(kernel: Kernel):
