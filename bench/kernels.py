@@ -1,6 +1,6 @@
-"""Times of the CPU kernels on SmolLM2-135M's shapes.
+"""Times of the CPU kernels on SmolLM2-135M's shapes, or of every storage type.
 
-    python bench/kernels.py [--threads 2] [--seconds 0.4] [--rows 1 2 4 8 16 64 512]
+    python bench/kernels.py [--threads 2] [--seconds 0.4] [--rows 1 2 4 8 16 64 512] [--types all | Q4_K Q6_K ...]
 
 Every layer has weights of its own, so that a step streams them from memory as a model does. A line gives the best tenth and the median of
 a time window; other programs on the machine show in the median.
@@ -19,11 +19,12 @@ import numpy as np
 from power_lab.engine.config import Paths
 from power_lab.kernels.ops import BLOCK, Batch, Ops, SampleRows, Weight
 from power_lab.kernels.probe import random_weight
-from power_lab.kernels.quants import QuantType
+from power_lab.kernels.quants import QuantType, row_bytes
 from power_lab.kernels.table import select
 
 LAYERS, WIDTH, FFN, Q_HEADS, KV_HEADS, DIM, VOCABULARY = 30, 576, 1536, 9, 3, 64, 49152
 QKV = (Q_HEADS + 2 * KV_HEADS) * DIM
+LARGER_THAN_CACHE = 64 << 20
 
 
 class Layer(NamedTuple):
@@ -96,6 +97,37 @@ def linears(ops: Ops, layers: list[Layer], head: Weight, rows: int, seconds: flo
     print(f"  {'all linears':22} {(whole[0] + top[0]) * 1e3:10.2f} ms {(whole[1] + top[1]) * 1e3:10.2f} ms")
 
 
+def storage_types(ops: Ops, types: list[QuantType], all_rows: list[int], seconds: float) -> None:
+    """Matrices of each type, together larger than the last cache, so that one row's rate is that of reading them from memory."""
+    rng = np.random.default_rng(0)
+    for n, k in ((2048, 768), (640, 2048)):
+        print(
+            f"{n} x {k}: GB/s of stored weights (GFLOP/s), best tenth, at "
+            + ", ".join(f"{r}" for r in all_rows)
+            + " rows"
+        )
+        for type in types:
+            count = LARGER_THAN_CACHE // (n * row_bytes(type, k)) + 1
+            weights = [random_weight(ops, type, n, k, rng) for _ in range(count)]
+            rates = (_rates(ops, weights, rows, seconds) for rows in all_rows)
+            print(f"  {type.name:7}" + " ".join(f"{gb:7.1f} ({gflop:5.1f})" for gb, gflop in rates))
+
+
+def _rates(ops: Ops, weights: list[Weight], rows: int, seconds: float) -> tuple[float, float]:
+    n, k, stored = weights[0].rows, weights[0].cols, weights[0].data.nbytes
+    x, out = np.random.default_rng(0).standard_normal((rows, k), dtype=np.float32), np.empty((rows, n), np.float32)
+    weights = weights if rows <= 8 else weights[:4]
+
+    def step() -> None:
+        for weight in weights:
+            ops.linear(x, (weight,), out)
+
+    recorded = ops.capture(step)
+    best, _ = measure(step if recorded is None else lambda: ops.replay(recorded[0]), seconds)
+    best /= len(weights)
+    return stored / best / 1e9, 2 * rows * n * k / best / 1e9
+
+
 def others(ops: Ops, seconds: float) -> None:
     rng = np.random.default_rng(0)
     cache, rope = ops.kv_cache(34, KV_HEADS, DIM), ops.rope_tables(2048, DIM, 1e5)
@@ -154,6 +186,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.4, help="window of one measurement")
     parser.add_argument("--mode", choices=["exact", "fast"], default="exact")
     parser.add_argument("--rows", type=int, nargs="*", default=[1, 2, 4, 8, 16, 64, 512])
+    parser.add_argument("--types", nargs="*", help="time these storage types, or `all`, instead of the model's shapes")
     args = parser.parse_args()
     ops = select("cpu", args.mode, args.threads, Paths.default().kernels)
     start = time.perf_counter()
@@ -161,6 +194,10 @@ def main() -> None:
     print(
         f"{ops.name} {ops.mode}, {args.threads} threads; warm-up {time.perf_counter() - start:.2f} s; best tenth, median"
     )
+    if args.types:
+        types = list(QuantType) if args.types == ["all"] else [QuantType[name] for name in args.types]
+        storage_types(ops, types, args.rows, args.seconds)
+        return
     rng = np.random.default_rng(0)
     layers = [make_layer(ops, rng) for _ in range(LAYERS)]
     head = random_weight(ops, QuantType.Q8_0, VOCABULARY, WIDTH, rng)

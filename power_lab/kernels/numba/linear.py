@@ -22,6 +22,9 @@ from power_lab.kernels.numba.tiles import Tile
 from power_lab.kernels.numba.vector import LANES, Builder, Span, Value, i64_pointer
 
 STRIP = 32  # weight rows, so output columns, that are worked on at a time
+TWICE = (
+    2 * DIRECT_ROWS
+)  # activation rows for which unpacking weights in registers, twice, is still less than going through panels
 TILE_ROWS = 4  # activation rows of a tile that reads panels
 NONE, SILU, GELU_TANH = range(3)
 ACTIVATIONS = {"silu": SILU, "gelu_tanh": GELU_TANH}
@@ -91,9 +94,10 @@ def _strip(x, rows, plan, i, first, n, out, pitch, panel):
     """out[:rows, :n] for rows first..first + n - 1 of weight i, unpacked into `panel` if there are many activation rows."""
     k, w_pitch = plan[i, 3], plan[i, 4]
     w, table = plan[i, 1] + first * w_pitch, carray(i64_pointer(plan[i, 0]), WORDS)
-    tile = table[rows] if rows <= DIRECT_ROWS else 0
-    if tile != 0:
-        call_tile(tile, x, k * 4, rows, w, w_pitch, n, k, out, pitch)
+    if rows <= TWICE:
+        for r in range(0, rows, DIRECT_ROWS):
+            here = min(DIRECT_ROWS, rows - r)
+            call_tile(table[here], x + r * k * 4, k * 4, here, w, w_pitch, n, k, out + r * pitch, pitch)
     else:
         call_unpack(table[PANELS], w, w_pitch, n, k, panel)
         _panel(x, rows, panel, n, k, out, pitch)

@@ -16,24 +16,21 @@ from power_lab.kernels.numba import machine, objects
 from power_lab.kernels.numba import vector as v
 from power_lab.kernels.numba.formats import FORMATS
 from power_lab.kernels.numba.formats.base import Format
-from power_lab.kernels.numba.formats.plain import Plain
 from power_lab.kernels.numba.tiles import Tile, Unpack
 from power_lab.kernels.quants import QuantType
 
 DIRECT_ROWS = 8  # activation rows that tiles of stored values take at most
 PANEL_ROWS = 4  # weight rows that are interleaved in a panel
 ROW, PANELS, WORDS = 0, DIRECT_ROWS + 1, DIRECT_ROWS + 2
-"""Words of a table: `ROW` unpacks one row; 1..`DIRECT_ROWS` is the tile for so many activation rows, or 0 where unpacking `PANELS` first is
-better."""
+"""Words of a table: `ROW` unpacks one row, 1..`DIRECT_ROWS` is the tile for so many activation rows, `PANELS` unpacks many rows."""
 
 call_tile = v.routine("call_tile", types.void, [types.int64] * (1 + Tile.arguments), v.call_at)
 call_unpack = v.routine("call_unpack", types.void, [types.int64] * (1 + Unpack.arguments), v.call_at)
 
 
 def emitters(format: Format) -> dict[str, Tile | Unpack]:
-    """Functions of a type, by name. Plain values cost little to unpack, so they have no tile of 8 rows."""
-    shapes = [(1, 4), (4, 4)] if isinstance(format, Plain) else [(1, 4), (2, 4), (4, 4), (8, 2)]
-    tiles = {f"tile_{rows}": Tile(format, rows, cols) for rows, cols in shapes}
+    """Functions of a type, by name."""
+    tiles = {f"tile_{rows}": Tile(format, rows, cols) for rows, cols in ((1, 4), (2, 4), (4, 4), (8, 2))}
     return {"row": Unpack(format, 1), "panels": Unpack(format, PANEL_ROWS), **tiles}
 
 
