@@ -13,6 +13,7 @@ from power_lab.engine.batch import Inputs
 from power_lab.engine.models import of_architecture
 from power_lab.engine.models.bind import bind
 from power_lab.engine.models.decoder import Decoder, Workspace
+from power_lab.engine.models.describe import describe
 from power_lab.engine.plan import Span, StepPlan
 from power_lab.engine.tokenizer import Tokenizer
 from power_lab.engine.weights.checkpoint import open_checkpoint
@@ -20,6 +21,7 @@ from power_lab.engine.weights.gguf_model import GgufModel
 from power_lab.engine.weights.source import FileSource
 from power_lab.kernels.ops import BLOCK, Ops
 from tests import tiny
+from tests.engine.llama_cpp import LlamaCpp
 
 ROOT = Path(__file__).parents[2]
 TOLERANCE = 1e-4
@@ -89,6 +91,33 @@ def test_real_models_match_transformers_over_500_positions(
     assert distance(got, want) <= TOLERANCE
     assert (got.argmax(-1) == want.argmax(-1)).mean() >= greedy
     assert np.array_equal(logits_of(decoder, tokens[:40], 1).view(np.uint32), got[:40].view(np.uint32))
+
+
+@pytest.mark.parametrize("model", ["smollm2_path", "gemma_path"])
+def test_real_models_are_as_close_to_llama_cpp_as_its_arithmetic_allows(
+    model: str, numba_ops: Callable[[int], Ops], request: pytest.FixtureRequest
+) -> None:
+    """It quantises activations to 8 bits, so bits differ; what the model says does not."""
+    path = request.getfixturevalue(model)
+    with open_checkpoint(path) as checkpoint:
+        tokenizer = Tokenizer.from_gguf(checkpoint.metadata.metadata)  # type: ignore[union-attr]
+        described = describe(checkpoint, tokenizer.vocab_size)
+        ops = numba_ops(2)
+        decoder = Decoder(described.spec, bind(described.spec, described.source, ops), ops, 1024)
+    tokens = tokenizer.encode((ROOT / "README.md").read_text(), special=False, bos=True)[:500]
+    ours = logits_of(decoder, tokens, 250).astype(np.float64)
+    llama_cpp = LlamaCpp(path, tokenizer.vocab_size, best=2000)
+    divergences, same = [], []
+    for last in range(4, 500, 5):
+        theirs = llama_cpp(tokens[: last + 1])
+        here = ours[last] - np.logaddexp.reduce(ours[last])
+        kept = ~np.isnan(theirs)
+        p, q = np.exp(theirs[kept]), np.exp(here[kept])
+        rest_p, rest_q = max(1 - p.sum(), 1e-12), max(1 - q.sum(), 1e-12)  # all other tokens as one
+        divergences.append(float((p * np.log(p / q)).sum() + rest_p * np.log(rest_p / rest_q)))
+        same.append(np.nanargmax(theirs) == here.argmax())
+    assert np.mean(divergences) < 0.02
+    assert np.mean(same) >= 0.9
 
 
 def hf_model(file: GgufModel) -> Any:

@@ -16,6 +16,7 @@ from power_lab.engine.weights.checkpoint import open_checkpoint
 from power_lab.errors import ModelFileError
 from power_lab.kernels.ops import Ops
 from tests import tiny, tiny_gguf
+from tests.engine.llama_cpp import LlamaCpp
 from tests.engine.test_reference import TOLERANCE, distance, logits_of
 
 TOKENS = np.random.default_rng(0).integers(0, 250, 200).tolist()
@@ -37,35 +38,13 @@ def test_a_gguf_file_is_the_same_model_and_llama_cpp_agrees(
         spec = family.from_gguf(checkpoint.metadata, checkpoint.source, tiny.tokenizer().vocab_size)
         got = logits_of(Decoder(spec, bind(spec, checkpoint.source, ops), ops, tiny.CONTEXT), TOKENS, 64)
     assert distance(got, logits_of(tiny.loaded(shape, ops).model, TOKENS, 200)) <= TOLERANCE
-    llama_cpp = LlamaCpp(path)
+    llama_cpp = LlamaCpp(path, 258, 258)
     for length in (1, 63, 130, 200):
         theirs = llama_cpp(TOKENS[:length])
         ours = got[length - 1].astype(np.float64)
         ours[tiny.END] = -np.inf  # it was asked to ignore the end
         ours -= ours.max() + np.log(np.exp(ours - ours.max()).sum())
         assert np.abs(theirs - ours)[: tiny.END - 1].max() < KV_IN_F16
-
-
-class LlamaCpp:
-    """llama.cpp on a file. Called with tokens, it gives the log-probabilities of the next one, by id."""
-
-    def __init__(self, path: Path) -> None:
-        import xllamacpp
-
-        params = xllamacpp.CommonParams()
-        params.model.path = str(path)
-        params.n_ctx, params.n_parallel, params.warmup, params.verbosity = tiny.CONTEXT, 1, False, -1
-        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 2
-        self._server = xllamacpp.Server(params)
-
-    def __call__(self, tokens: list[int]) -> np.ndarray:
-        wanted = {"n_probs": 258, "logprobs": 258, "ignore_eos": True}
-        body = {"prompt": tokens, "max_tokens": 1, "cache_prompt": False, **wanted}
-        answer = self._server.handle_completions(body)["choices"][0]
-        result = np.full(258, np.nan)
-        for entry in answer["logprobs"]["content"][0]["top_logprobs"]:
-            result[entry["id"]] = entry["logprob"]
-        return result
 
 
 def test_every_family_is_compared() -> None:
