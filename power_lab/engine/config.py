@@ -103,7 +103,9 @@ def user_path(text: str, key: str) -> Path:
     try:
         return Path(text).expanduser()
     except RuntimeError:
-        raise ConfigError(key, f"{text!r} begins with the home of a user who is not there", "Write the whole path.") from None
+        raise ConfigError(
+            key, f"{text!r} begins with the home of a user who is not there", "Write the whole path."
+        ) from None
 
 
 def usable_cores() -> int:
