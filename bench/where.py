@@ -1,6 +1,6 @@
 """Where the time of a decode step goes: each recorded operation of a real model, timed in its place, against the read bandwidth.
 
-    python bench/where.py [--models smollm2,gemma3-270m] [--threads 2] [--steps 60] [--context 200] [--output FILE]
+    python bench/where.py [--models smollm2,gemma3-270m] [--threads 2] [--rows 1] [--steps 60] [--context 200] [--output FILE]
 
 The step's program is run job by job, so that weights and caches are as cold as in a step; a job's time is the median over all steps. Timing
 from Python adds about a microsecond to each job, so that the sum exceeds the step's own time, which is printed beside it.
@@ -27,6 +27,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="smollm2,gemma3-270m", help="comma-separated names")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rows", type=int, default=1, help="requests that decode at once")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--context", type=int, default=200, help="tokens before the first step")
     parser.add_argument("--output", type=Path, help="also write records with machine and commit to this file")
@@ -47,19 +48,20 @@ def steps(model: str, args: argparse.Namespace, floor: float) -> list[dict[str, 
     from power_lab.engine.request import SamplingParams
     from power_lab.kernels.numba.team import run
 
-    engine = Engine(EngineConfig(model=model, threads=args.threads), threaded=False)
-    ticket = engine.submit(
-        engine.tokenize((ROOT / "LICENSE").read_text())[: args.context],
-        SamplingParams(max_tokens=2 * args.steps + 4, ignore_eos=True),
-    )
-    engine.step()
+    config = EngineConfig(model=model, threads=args.threads, max_batch=args.rows, step_tokens=4096)
+    engine = Engine(config, threaded=False)
+    tokens = engine.tokenize((ROOT / "LICENSE").read_text())
+    params = SamplingParams(max_tokens=2 * args.steps + 4, ignore_eos=True)
+    tickets = [engine.submit(tokens[i : i + args.context], params) for i in range(args.rows)]
+    while engine.status().running < args.rows or not engine.step():
+        engine.step()
     whole = []
     for _ in range(args.steps):
         start = time.perf_counter()
         engine.step()
         whole.append(time.perf_counter() - start)
     runner, ops = engine._runner, engine._runner.ops
-    graph, _ = runner.graphs._kept[1, 1]
+    graph, _ = runner.graphs._kept[args.rows, args.rows]
     times = [[] for _ in graph.words]  # type: ignore[attr-defined]
 
     def replay(graph: Any) -> None:
@@ -73,8 +75,11 @@ def steps(model: str, args: argparse.Namespace, floor: float) -> list[dict[str, 
     for _ in range(args.steps):
         engine.step()
     del ops.replay
-    ticket.cancel()
-    records = summary(model, [statistics.median(t) for t in times], described(engine), statistics.median(whole), floor)
+    for ticket in tickets:
+        ticket.cancel()
+    records = summary(
+        model, args.rows, [statistics.median(t) for t in times], described(engine), statistics.median(whole), floor
+    )
     engine.close()
     return records
 
@@ -113,24 +118,24 @@ def described(engine: Any) -> list[tuple[str, int]]:
 
 
 def summary(
-    model: str, times: list[float], calls: list[tuple[str, int]], whole: float, floor: float
+    model: str, rows: int, times: list[float], calls: list[tuple[str, int]], whole: float, floor: float
 ) -> list[dict[str, Any]]:
     groups: dict[str, list[tuple[float, int]]] = defaultdict(list)
     for (label, size), seconds in zip(calls, times, strict=True):
         groups[label].append((seconds, size))
     total = sum(times)
-    print(f"{model}: step {whole * 1e3:.2f} ms; {len(times)} operations, {total * 1e3:.2f} ms one by one")
+    print(f"{model}, {rows} rows: step {whole * 1e3:.2f} ms; {len(times)} operations, {total * 1e3:.2f} ms one by one")
     records = []
     for label, parts in sorted(groups.items(), key=lambda item: -sum(s for s, _ in item[1])):
         seconds, size = sum(s for s, _ in parts), sum(b for _, b in parts)
-        made = {"model": model, "operation": label, "calls": len(parts), "us": round(seconds * 1e6, 1)}
+        made = {"model": model, "rows": rows, "operation": label, "calls": len(parts), "us": round(seconds * 1e6, 1)}
         line = f"  {label:38} {len(parts):4} calls {seconds * 1e6:9.1f} us {seconds / total:5.0%}"
         if size:
             made |= {"gb_per_s": round(size / seconds / 1e9, 2), "floor_fraction": round(size / seconds / floor, 3)}
             line += f" {size / seconds / 1e9:6.1f} GB/s ({size / seconds / floor:.0%} of the floor)"
         print(line)
         records.append(made)
-    records.append({"model": model, "operation": "step", "us": round(whole * 1e6, 1)})
+    records.append({"model": model, "rows": rows, "operation": "step", "us": round(whole * 1e6, 1)})
     return records
 
 

@@ -31,7 +31,9 @@ _FACTS = (
 _BADGE = "border:1px solid rgba(128,128,128,0.6);border-radius:3px;padding:0 5px;margin-right:8px;white-space:nowrap"
 
 
-_CONTROLS = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), 127, *range(128, 160)) if chr(code) not in "\n\t"}
+_CONTROLS = {
+    code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), 127, *range(128, 160)) if chr(code) not in "\n\t"
+}
 
 
 def for_terminal(text: str) -> str:

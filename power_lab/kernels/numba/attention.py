@@ -32,6 +32,8 @@ from power_lab.kernels.ops import BLOCK, SPLIT, Batch, KVCache
 
 PLAN = f"scores: fma over head_dim; splits of {SPLIT}: exp(s - max), tree sum, values: fma over keys; splits in order"
 GROUP = 4  # query heads in registers at a time
+AHEAD = 4096  # bytes of a page of keys that are asked for before they are read
+ROWS_AHEAD = 8  # rows of values
 CAPPED = 8192  # logits of a chunk
 WIDE = 4  # vectors of a value row in registers at a time
 
@@ -41,12 +43,13 @@ def scratch_floats(group: int, head_dim: int) -> int:
     return group * (SPLIT + 2 * head_dim + 4)
 
 
-def _emit_scores(b: Builder, q: Value, k: Value, dim: Value, out: Value, *, heads: int) -> None:
-    """out[h, 0..63] = sum_d q[h, d] * k[d, 0..63], for one page; q has a row pitch of `dim`, out of SPLIT."""
-    vectors = BLOCK // v.LANES
+def _emit_scores(b: Builder, q: Value, k: Value, dim: Value, out: Value, *, heads: int, vectors: int) -> None:
+    """out[h, i] = sum_d q[h, d] * k[d, i] for 16 * `vectors` keys of a page; row pitches: q `dim`, k BLOCK, out SPLIT."""
     acc = [[v.variable(b, v.vec(F32)) for _ in range(vectors)] for _ in range(heads)]
     with v.loop(b, dim) as d:
         row = b.mul(d, v.i64(BLOCK * 4))
+        for i in range(vectors):
+            v.prefetch(b, v.at(b, k, b.add(row, v.i64(AHEAD + i * v.LANES * 4))))
         keys = [v.load(b, v.at(b, k, b.add(row, v.i64(i * v.LANES * 4))), v.vec(F32)) for i in range(vectors)]
         for h in range(heads):
             at = b.mul(b.add(d, b.mul(dim, v.i64(h))), v.i64(4))
@@ -97,6 +100,8 @@ def _emit_weigh(
     sums = [[v.variable(b, v.vec(F32), span.load(row)) for span in spans] for row in rows]
     with v.loop(b, count) as i:
         base = b.add(values, b.mul(i, pitch))
+        for span in spans:
+            v.prefetch(b, v.at(b, base, b.add(b.mul(pitch, v.i64(ROWS_AHEAD)), b.mul(span.index, v.i64(4)))))
         here = [span.load(base) for span in spans]
         for h in range(heads):
             weight = v.splat(b, v.load(b, v.at(b, e, b.add(b.mul(i, v.i64(4)), v.i64(h * SPLIT * 4))), F32))
@@ -150,8 +155,9 @@ def _emit_finish(b: Builder, total: Value, running: Value, dim: Value, out: Valu
     v.sweep(b, dim, lambda span: span.store(b.fdiv(span.load(total), divisor), out))
 
 
-def _scores(heads: int) -> Any:
-    return v.routine(f"scores_{heads}", types.void, [types.int64] * 4, partial(_emit_scores, heads=heads))
+def _scores(heads: int, vectors: int) -> Any:
+    emit = partial(_emit_scores, heads=heads, vectors=vectors)
+    return v.routine(f"scores_{heads}_{vectors}", types.void, [types.int64] * 4, emit)
 
 
 def _weigh(heads: int, wide: int) -> Any:
@@ -160,7 +166,8 @@ def _weigh(heads: int, wide: int) -> Any:
     )
 
 
-scores_1, scores_2, scores_3, scores_4 = (_scores(heads) for heads in (1, 2, 3, 4))
+scores_1, scores_2, scores_3, scores_4 = (_scores(heads, BLOCK // LANES) for heads in (1, 2, 3, 4))
+part_1, part_2, part_3, part_4 = (_scores(heads, 1) for heads in (1, 2, 3, 4))
 weigh_1, weigh_2, weigh_3, weigh_4 = (_weigh(heads, WIDE) for heads in (1, 2, 3, 4))
 weigh_narrow = _weigh(1, 1)
 soften = v.routine("soften", types.void, [types.int64, types.float32, types.int64, types.int64], _emit_soften)
@@ -171,17 +178,29 @@ finish = v.routine("finish", types.void, [types.int64] * 4, _emit_finish)
 
 
 @njit(nogil=True, inline="always")
-def _page_scores(heads, q, k, dim, out):
+def _page_scores(heads, q, k, dim, count, out):
+    """Scores of a page's first `count` keys, or of some more; keys behind them are not read from memory for nothing."""
     for h in range(0, heads, GROUP):
         some, at, to = min(GROUP, heads - h), q + h * dim * 4, out + h * SPLIT * 4
-        if some == 4:
-            scores_4(at, k, dim, to)
-        elif some == 3:
-            scores_3(at, k, dim, to)
-        elif some == 2:
-            scores_2(at, k, dim, to)
+        if count > BLOCK - LANES:
+            if some == 4:
+                scores_4(at, k, dim, to)
+            elif some == 3:
+                scores_3(at, k, dim, to)
+            elif some == 2:
+                scores_2(at, k, dim, to)
+            else:
+                scores_1(at, k, dim, to)
         else:
-            scores_1(at, k, dim, to)
+            for i in range(0, count, LANES):
+                if some == 4:
+                    part_4(at, k + i * 4, dim, to + i * 4)
+                elif some == 3:
+                    part_3(at, k + i * 4, dim, to + i * 4)
+                elif some == 2:
+                    part_2(at, k + i * 4, dim, to + i * 4)
+                else:
+                    part_1(at, k + i * 4, dim, to + i * 4)
 
 
 @njit(nogil=True, inline="always")
@@ -216,7 +235,8 @@ def _item(q, heads, dim, start, count, pages, kv_head, page_bytes, scale, softca
         low, last = max(first, start), min(count, first + SPLIT)
         whole = low // BLOCK * BLOCK
         for i in range(whole, last, BLOCK):
-            _page_scores(heads, q, keys + pages[i // BLOCK] * page_bytes + inside, dim, scratch + (i - first) * 4)
+            page = keys + pages[i // BLOCK] * page_bytes + inside
+            _page_scores(heads, q, page, dim, min(BLOCK, last - i), scratch + (i - first) * 4)
         for h in range(heads):
             scores, factor = scratch + (h * SPLIT + low - first) * 4, scale
             if softcap > 0:

@@ -18,7 +18,7 @@ from power_lab.kernels.numba.formats.plain import Panel
 from power_lab.kernels.numba.program import Job, f32, i64
 from power_lab.kernels.numba.rows import DIRECT_ROWS, PANEL_ROWS, PANELS, WORDS, call_tile, call_unpack
 from power_lab.kernels.numba.team import LINEAR
-from power_lab.kernels.numba.tiles import Tile
+from power_lab.kernels.numba.tiles import AHEAD, LINE, Tile
 from power_lab.kernels.numba.vector import LANES, Builder, Span, Value, i64_pointer
 
 STRIP = 32  # weight rows, so output columns, that are worked on at a time
@@ -75,6 +75,13 @@ def _emit_add(b: Builder, x: Value, y: Value, count: Value) -> None:
     v.sweep(b, count, lambda span: span.store(b.fadd(span.load(x), span.load(y)), x))
 
 
+def _emit_fetch(b: Builder, start: Value, size: Value) -> None:
+    """Ask for `size` bytes from `start`."""
+    with v.loop(b, b.udiv(b.add(size, v.i64(LINE - 1)), v.i64(LINE))) as i:
+        v.prefetch(b, v.at(b, start, b.mul(i, v.i64(LINE))))
+
+
+fetch = v.routine("fetch", types.void, [types.int64] * 2, _emit_fetch)
 panel_tile = v.routine("panel_tile", types.void, [types.int64] * Tile.arguments, _emit_panel_tile)
 silu_mul = v.routine("silu_mul", types.void, [types.int64] * 4, _emit_silu_mul)
 gelu_mul = v.routine("gelu_mul", types.void, [types.int64] * 4, _emit_gelu_mul)
@@ -104,8 +111,11 @@ def _strip(x, rows, plan, i, first, n, out, pitch, panel):
 
 
 def columns(n: int, rows: int, threads: int) -> int:
-    """Output columns of a chunk: a panel's strip where there are many rows, else a few microseconds of reading."""
-    return STRIP if rows > DIRECT_ROWS else min(512, max(64, n // (8 * threads) // STRIP * STRIP))
+    """Output columns of a chunk: a panel's strip where there are many rows, else a few microseconds of reading, as many for each thread."""
+    if rows > TWICE:
+        return STRIP
+    chunks = threads * max(1, n // (threads * (128 if n < 8192 else 512)))
+    return (n + 4 * chunks - 1) // (4 * chunks) * 4
 
 
 _columns = njit(nogil=True, inline="always")(columns)
@@ -132,6 +142,8 @@ def chunk(job, index, scratch):
         width = _columns(plan[i, 2], rows, threads)
     low = index * width
     high = min(plan[i, 2], low + width)
+    for j in range(i, i + 1 + int(activation != NONE)):
+        fetch(plan[j, 1] + low * plan[j, 4], min(AHEAD, high - low) * plan[j, 4])
     beside = scratch + STRIP * (k + LANES) * 4  # up, while gate waits in out
     for first in range(low, high, STRIP):
         n, at = min(STRIP, high - first), (plan[i, 5] + first) * 4

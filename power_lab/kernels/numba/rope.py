@@ -16,7 +16,7 @@ from power_lab.kernels.numba.team import ROPE
 from power_lab.kernels.numba.vector import f32_from_bits, f32_pointer, i32_pointer, i64_pointer
 from power_lab.kernels.ops import BLOCK, Batch, KVCache
 
-ROWS = 16  # a chunk's; fewer are not worth sharing
+ROWS = 4  # a chunk's; fewer are not worth sharing
 PLAN = "x0 * cos - x1 * sin, x0 * sin + x1 * cos, rounded operation by operation"
 
 
