@@ -24,7 +24,7 @@ from power_lab.kernels.numba.vector import LANES, Builder, Span, Value, i64_poin
 STRIP = 32  # weight rows, so output columns, that are worked on at a time
 TWICE = (
     2 * DIRECT_ROWS
-)  # activation rows for which unpacking weights in registers, twice, is still less than going through panels
+)  # activation rows up to which weights are unpacked in registers, twice if need be, and not into panels
 TILE_ROWS = 4  # activation rows of a tile that reads panels
 NONE, SILU, GELU_TANH = range(3)
 ACTIVATIONS = {"silu": SILU, "gelu_tanh": GELU_TANH}
