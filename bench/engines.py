@@ -88,13 +88,11 @@ class PowerLab:
         return (len(record.tokens) - 1) / record.decode_s
 
     def quoting(self) -> list[int]:
-        """A prompt whose likely continuation is a text that it holds: a chat that asks for it, or the text twice and begun again."""
-        text = (ROOT / "LICENSE").read_text().split("\n\n")[8].replace("\n", " ")
-        if self.engine._loaded.tokenizer.chat_template is not None:
-            ask = f"Repeat this text word for word:\n\n{text[:900]}"
-            return self.engine._loaded.tokenizer.encode_chat([{"role": "user", "content": ask}])
-        tokens = self.engine.tokenize(text[:900])
-        return [*tokens, *tokens[1:], *tokens[1:8]]
+        """A text twice and begun again: whoever reads it will go on with the text."""
+        text = (ROOT / "LICENSE").read_text()
+        start = text.index("2. Grant of Copyright License")
+        tokens = self.engine.tokenize(text[start : start + 2000])
+        return [*tokens, *tokens[1:], *tokens[1:24]]
 
     def loading(self) -> float:
         """Seconds from nothing to an engine that answers, in a new process, compiled kernels and the file's pages at hand."""
@@ -107,8 +105,8 @@ class PowerLab:
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         return float(done.stdout)
 
-    def continuation(self, count: int) -> list[int]:
-        return list(self.engine.generate(self.tokens[:64], self._params(count)).tokens)
+    def continuation(self, count: int, prompt: int = 64) -> list[int]:
+        return list(self.engine.generate(self.tokens[:prompt], self._params(count)).tokens)
 
     def text(self, tokens: list[int]) -> str:
         return self.engine._loaded.tokenizer.decode(tokens)
@@ -139,11 +137,12 @@ class LlamaCpp:
         return xllamacpp.Server(params)
 
     def check(self, ours: PowerLab) -> None:
-        """It quantises activations, so only the first tokens are expected to agree."""
-        got = self._complete(self._alone, self._tokens[:64], 4)["choices"][0]["text"]
-        want = ours.text(ours.continuation(2))
-        if not got.startswith(want):
-            raise SystemExit(f"llama.cpp says {got!r}, Power Lab {want!r}: the comparison is off")
+        """It quantises activations, so one next token in ten may differ (`tests/engine/test_reference.py` measures by how much)."""
+        lengths = range(40, 120, 8)
+        theirs = [self._complete(self._alone, self._tokens[:n], 1)["choices"][0]["text"] for n in lengths]
+        mine = [ours.text(ours.continuation(1, n)) for n in lengths]
+        if sum(a == b for a, b in zip(theirs, mine, strict=True)) < 0.7 * len(lengths):
+            raise SystemExit(f"llama.cpp says {theirs}, Power Lab {mine}: the comparison is off")
 
     def phases(self) -> list[Phase]:
         return [
