@@ -1,4 +1,4 @@
-"""The promise on real weights: SmolLM2, 100 varied prompts of 200 tokens, every drafter, alone and in a batch of 8; follow-up turns.
+"""The promise on real weights: 100 varied prompts of 200 tokens, every drafter, alone and in a batch of 8; follow-up turns.
 
 Half of the prompts are sampled greedily, half at temperature 0.8 with a seed. A cell counts whole outputs (token ids) that equal those of
 one request at a time without speculation from an empty cache. Follow-up turns continue the model's own answer, whose KV was written by
@@ -37,6 +37,7 @@ QUESTION = "Thank you. Can you say the same in other words, and add one more thi
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2")
     parser.add_argument("--prompts", type=int, default=100)
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--turns", type=int, default=50)
@@ -74,7 +75,8 @@ class Campaign:
         self.reference: list[RunRecord] = []
 
     def _engine(self, **settings: Any) -> Engine:
-        return Engine(EngineConfig(model="smollm2", threads=self.args.threads, max_batch=8, **settings), threaded=False)
+        config = EngineConfig(model=self.args.model, threads=self.args.threads, max_batch=8, **settings)
+        return Engine(config, threaded=False)
 
     def params(self, index: int, drafter: str, count: int) -> SamplingParams:
         sampling = {} if index % 2 == 0 else {"temperature": 0.8, "seed": index}
@@ -107,7 +109,7 @@ class Campaign:
         cells = []
         uninterrupted = [self.reference[i].tokens[TURN : 2 * TURN] for i in chosen]
         halves = [[*self.prompts[i], *self.reference[i].tokens[:TURN]] for i in chosen]
-        follow = [self.engine.continuation(self.prompts[i], self.reference[i].tokens[:TURN], QUESTION) for i in chosen]
+        follow = [self.next_turn(self.prompts[i], self.reference[i].tokens[:TURN]) for i in chosen]
         want: list[Sequence[int]] | None = None
         for kind, texts, expected in (("own answer continued", halves, uninterrupted), ("new question", follow, None)):
             expected = expected if expected is not None else want
@@ -129,6 +131,12 @@ class Campaign:
                     expected = [r.tokens for r in records]
                 cells.append(cell(name, records, expected, time.monotonic() - start))
         return cells
+
+    def next_turn(self, prompt: list[int], answer: Sequence[int]) -> list[int]:
+        """All tokens so far and a new question, as the model's chats or, without a template, as plain text."""
+        if self.engine._loaded.tokenizer.chat_template is None:
+            return [*prompt, *answer, *self.engine.tokenize(f"\n\n{QUESTION}\n\n")]
+        return self.engine.continuation(prompt, answer, QUESTION)
 
     def _run(
         self, name: str, texts: list[list[int]], drafter: str, count: int, batch: int, between: Callable[[], Any] | None
