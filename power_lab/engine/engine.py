@@ -200,8 +200,7 @@ class Engine:
         return views.explain(self.config, self._loaded, self.context)
 
     def memory(self) -> MemoryPlan:
-        model, runner = self._loaded.model, self._runner
-        return views.memory(self.facts, runner, self._pages, model.spec, psutil.Process().memory_info().rss)
+        return views.memory(self.facts, self._runner, self._pages, psutil.Process().memory_info().rss)
 
     def blocks(self) -> tuple[BlockState, ...]:
         """A snapshot of every KV block."""

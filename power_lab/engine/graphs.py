@@ -7,7 +7,9 @@ from collections.abc import Callable
 
 from power_lab.kernels.ops import Array, Graph, Ops
 
-KEPT_ROWS = 64  # steps of more rows, prompts mostly, seldom come twice in one size and do not feel the recording
+KEPT_ROWS = (
+    64  # steps of more rows, prompts mostly, seldom come twice in one size and are called operation by operation
+)
 KEPT = 128  # graphs; the one that was not used for longest goes first
 
 
@@ -40,6 +42,8 @@ class Graphs:
         Returns its result, an array that it fills.
         """
         shape = (rows, sampled)
+        if rows > KEPT_ROWS:
+            return forward()
         if shape in self._kept:
             self._kept.move_to_end(shape)
             self.replayed += 1
@@ -51,8 +55,8 @@ class Graphs:
             self._kept[shape] = graph
         graph, result = self._kept[shape]
         self._ops.replay(graph)
-        if rows > KEPT_ROWS or len(self._kept) > KEPT:
-            self._kept.pop(shape if rows > KEPT_ROWS else next(iter(self._kept)))
+        if len(self._kept) > KEPT:
+            self._kept.popitem(last=False)
         return result
 
     def clear(self) -> None:

@@ -62,16 +62,13 @@ class Runner:
         self.model = model
         self.ops: Ops = model.ops
         self.caches = model.caches(pages)
+        self.page_bytes = sum(cache.keys.nbytes + cache.values.nbytes for cache in self.caches) // pages
         self.workspace = Workspace.make(model.spec, self.ops, rows, sampled)
         self.inputs = Inputs(self.ops, rows, sampled, spans, -(-context // BLOCK))
         self.graphs = Graphs(self.ops)
         self._tokens = self.ops.empty((sampled,), "int32")
         self._clock = clock
         self.observer = observer
-
-    @property
-    def page_bytes(self) -> int:
-        return self.model.spec.kv_bytes_per_token * BLOCK
 
     def release(self) -> None:
         """Free the KV pool and what refers to it; nothing can be executed afterwards."""

@@ -9,7 +9,6 @@ from power_lab.engine.blocks import DUMMY, BlockPool
 from power_lab.engine.config import OWNERS, EngineConfig
 from power_lab.engine.graphs import KEPT_ROWS
 from power_lab.engine.loader import Loaded
-from power_lab.engine.models.spec import ModelSpec
 from power_lab.engine.plan import Span, StepPlan
 from power_lab.engine.prefix import BLOCK_TOKENS
 from power_lab.engine.report import Decision, EngineStatus, MemoryPlan
@@ -157,7 +156,7 @@ def _block(pool: BlockPool, block_id: int, owners: tuple[int, ...], filled: int)
     )
 
 
-def memory(facts: EngineFacts, runner: Runner, pages: int, spec: ModelSpec, resident: int) -> MemoryPlan:
+def memory(facts: EngineFacts, runner: Runner, pages: int, resident: int) -> MemoryPlan:
     return MemoryPlan(
         weights=sum(facts.quantisation.values()),
         pool=pages * runner.page_bytes,
@@ -167,7 +166,7 @@ def memory(facts: EngineFacts, runner: Runner, pages: int, spec: ModelSpec, resi
         graphs=runner.graphs.nbytes,
         workspace=runner.workspace.nbytes + runner.inputs.nbytes + runner.model.table_bytes + runner.ops.nbytes,
         resident=resident,
-        reason=f"weights are mapped from the file; f32 KV of {spec.kv_bytes_per_token} bytes a token, touched page by page"
+        reason=f"weights are mapped from the file; KV of {runner.page_bytes // BLOCK_TOKENS} bytes a token, touched page by page"
         f" ({runner.ops.name})",
     )
 

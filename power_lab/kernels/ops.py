@@ -129,11 +129,14 @@ class Ops(Protocol):
     """The operation table of one device. It keeps plans and scratch for weights it has seen, and no requests; one caller at a time.
 
     Attributes:
-        name, mode: of the device's path; nbytes: scratch that is allocated now.
+        name, mode: of the device's path; activation: dtype of what linears read, "float32" or "bfloat16"; the residual stream, queries,
+            keys and values on their way, and logits are float32 everywhere.
+        nbytes: scratch that is allocated now.
     """
 
     name: str
     mode: str
+    activation: str
 
     @property
     def nbytes(self) -> int: ...

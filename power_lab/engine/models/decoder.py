@@ -33,15 +33,14 @@ class Workspace:
             max(sizes)
             for sizes in zip(*((x.attention.qkv_width, x.attention.q_width, x.ffn) for x in spec.layers), strict=True)
         ]
-        qkv, attended, gated = (ops.empty((rows * width,), "float32") for width in widest)
         return cls(
             hidden=ops.empty((rows, spec.width), "float32"),
-            normed=ops.empty((rows, spec.width), "float32"),
+            normed=ops.empty((rows, spec.width), ops.activation),
             delta=ops.empty((rows, spec.width), "float32"),
-            qkv=qkv,
-            attended=attended,
-            gated=gated,
-            gathered=ops.empty((sampled, spec.width), "float32"),
+            qkv=ops.empty((rows * widest[0],), "float32"),
+            attended=ops.empty((rows * widest[1],), ops.activation),
+            gated=ops.empty((rows * widest[2],), ops.activation),
+            gathered=ops.empty((sampled, spec.width), ops.activation),
             logits=ops.empty((sampled, spec.vocab), "float32"),
         )
 

@@ -33,6 +33,7 @@ class NumbaOps:
 
     name = "numba"
     mode = "exact"
+    activation = "float32"
     threading_layer = "team"
     threading_reason = "own threads that share chunks: no OpenMP barrier, which stalls on a busy machine"
 
