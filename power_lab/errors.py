@@ -17,7 +17,8 @@ class PowerLabError(Exception):
         self.remedy = remedy
 
     def __str__(self) -> str:
-        return f"{self.message} {self.remedy}".strip()
+        end = "." if self.remedy and not self.message.endswith((".", "?", "!", ":")) else ""
+        return f"{self.message}{end} {self.remedy}".strip()
 
 
 class ConfigError(PowerLabError, ValueError):

@@ -7,7 +7,7 @@ import site
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 import platformdirs
@@ -90,7 +90,14 @@ def strict(kind: type[T], settings: dict[str, Any]) -> T:
         if isinstance(error.__cause__, ConfigError):  # from a __post_init__: it names its own key
             raise error.__cause__ from None
         message, _, path = str(error).partition(" - at `$.")
-        raise ConfigError(path.rstrip("`") or kind.__name__, message) from None
+        key = path.rstrip("`")
+        raise ConfigError(key or kind.__name__, message, _choices(kind, key)) from None
+
+
+def _choices(kind: type[msgspec.Struct], key: str) -> str:
+    """The values of a key that takes one of a few words, as a remedy."""
+    hint = get_type_hints(kind).get(key)
+    return f"Use one of {', '.join(get_args(hint))}." if get_origin(hint) is Literal else ""
 
 
 def _between(key: str, value: float, low: float, high: float) -> None:

@@ -21,11 +21,12 @@ from power_lab.engine.trace import EngineFacts
 from power_lab.engine.weights.checkpoint import Checkpoint, open_checkpoint
 from power_lab.engine.weights.config_json import JsonConfig
 from power_lab.errors import ConfigError
-from power_lab.kernels.ops import Ops
+from power_lab.kernels.ops import BLOCK, Ops
 from power_lab.kernels.probe import AttentionShape, Shapes, probe
 from power_lab.kernels.quants import QuantType
 from power_lab.kernels.table import select
 from power_lab.models import Report, ensure
+from power_lab.models.fit import machine_memory
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,6 +62,7 @@ def load(config: EngineConfig, paths: Paths, progress: Report) -> Loaded:
         spec = described.spec
         license = entry.license or checkpoint.license
         context, why = _context(config, spec)
+        _check_pool(config, spec)
         progress("model file", 1, 1)
         types = [QuantType[name] for name in checkpoint.bytes_by_type() if name in QuantType.__members__]
         ops.prepare(types, lambda done, total, name: progress(f"kernels: {name}", done, total))
@@ -153,6 +155,18 @@ def _rope_reason(spec: ModelSpec, context: int) -> dict[str, str]:
 def _attention_shape(a: AttentionSpec) -> AttentionShape:
     norms = {"": (0, 0), "head": (a.head_dim, a.head_dim), "width": (a.q_width, a.kv_width)}
     return AttentionShape(a.heads, a.kv_heads, a.head_dim, a.window, a.softcap, norms[a.qk_norm])
+
+
+def _check_pool(config: EngineConfig, spec: ModelSpec) -> None:
+    """Raises ConfigError for a KV pool that this machine could never fill; one page is always there besides."""
+    token, memory = spec.kv_bytes_per_token, machine_memory()
+    if (config.kv_tokens + BLOCK) * token > memory:
+        raise ConfigError(
+            "kv_tokens",
+            f"a KV pool of {config.kv_tokens:,} tokens needs {config.kv_tokens * token / 2**30:,.1f} GiB,"
+            f" but this machine has {memory / 2**30:,.1f} GiB",
+            f"Use at most {memory // token // 2 // BLOCK * BLOCK}, half of it, or less.",
+        )
 
 
 def _context(config: EngineConfig, spec: ModelSpec) -> tuple[int, str]:

@@ -43,7 +43,7 @@ def check_messages(messages: Sequence[Message], known: Collection[str] = ()) -> 
 
 def _check_message(message: object, where: str, known: Collection[str]) -> None:
     if not isinstance(message, dict):
-        raise ConfigError(where, f"is a {type(message).__name__}, not a dict with role and content")
+        raise ConfigError(where, f"is {type(message).__name__}, not a dict with role and content")
     for key in message:
         if key not in KEYS and key not in known:
             raise ConfigError(f"{where}.{key}", "unknown key", f"Known keys: {', '.join(KEYS)}.")
@@ -53,7 +53,7 @@ def _check_message(message: object, where: str, known: Collection[str]) -> None:
     parts = isinstance(content, list) and all(isinstance(part, dict) for part in content)
     bare = content is None and bool({"tool_calls", *_REASONING} & message.keys())
     if not (isinstance(content, str) or parts or bare):
-        raise ConfigError(f"{where}.content", f"is a {type(content).__name__}; text is expected")
+        raise ConfigError(f"{where}.content", f"is {type(content).__name__}; text is expected")
     calls = message.get("tool_calls")
     if not (calls is None or (isinstance(calls, list) and all(isinstance(call, dict) for call in calls))):
         raise ConfigError(f"{where}.tool_calls", "a list of calls (dicts) is expected")
@@ -79,11 +79,11 @@ def check_tools(tools: Sequence[Tool]) -> None:
     for index, tool in enumerate(tools):
         where, schema = f"tools[{index}]", tool
         if not isinstance(tool, dict):
-            raise ConfigError(where, f"is a {type(tool).__name__}, not the JSON schema of a function (a dict)")
+            raise ConfigError(where, f"is {type(tool).__name__}, not the JSON schema of a function (a dict)")
         if "function" in tool:
             where, schema = f"{where}.function", tool["function"]
             if not isinstance(schema, dict):
-                raise ConfigError(where, f"is a {type(schema).__name__}; a dict with a name is expected")
+                raise ConfigError(where, f"is {type(schema).__name__}; a dict with a name is expected")
         for key, kind, needed in (("name", str, True), ("description", str, False), ("parameters", dict, False)):
             value = schema.get(key)
             if not (isinstance(value, kind) and value != "") and (needed or value not in (None, "")):
@@ -123,7 +123,7 @@ def texts(value: Any, where: str, depth: int = 0) -> Iterator[str]:
                 yield key
             yield from texts(part, f"{where}.{key}" if isinstance(value, dict) else f"{where}[{key}]", depth + 1)
     elif not (value is None or isinstance(value, (bool, int, float))):
-        raise ConfigError(where, f"is a {type(value).__name__}; text, numbers, lists and dicts are expected")
+        raise ConfigError(where, f"is {type(value).__name__}; text, numbers, lists and dicts are expected")
 
 
 def _bounded(key: str, value: Any) -> None:

@@ -11,8 +11,6 @@ from power_lab.engine.request import Request
 from power_lab.engine.trace import Logprob
 from power_lab.kernels.ops import Array, Ops, SampleRows
 
-MAX_ALTERNATIVES = 20
-
 
 def controls(plan: StepPlan, requests: Mapping[int, Request]) -> SampleRows:
     """Structure of arrays over the plan's sampled rows.

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from power_lab.engine.revision import code_digest
+from power_lab.engine.weights.filenames import TOKENIZER
 from power_lab.errors import ModelFileError
 from power_lab.hashes import replace_file
 from power_lab.models.files import ModelFiles
@@ -134,7 +135,7 @@ def _stated(checkpoint: Checkpoint) -> Facts:
         problem = f"unsupported: {_brief(error, checkpoint.path)}"
     by_type = checkpoint.bytes_by_type()
     return Facts(
-        problem=problem or _untold(by_type),
+        problem=problem or _untold(by_type) or _unread(checkpoint),
         architecture=printable(checkpoint.architecture[:64]),
         license=checkpoint.license,
         parameters=sum(checkpoint.source.stored(name).values for name in checkpoint.source.names()),
@@ -152,9 +153,15 @@ def _untold(by_type: dict[str, int]) -> str:
     return f"unsupported: tensors stored as {', '.join(kinds)}" if kinds else ""
 
 
+def _unread(checkpoint: Checkpoint) -> str:
+    """A folder without the one form of tokenizers that is read there, as a problem."""
+    lacking = checkpoint.format == "safetensors" and checkpoint.path / TOKENIZER not in checkpoint.files
+    return f"unsupported: it has no {TOKENIZER}" if lacking else ""
+
+
 def _brief(error: ModelFileError, path: Path) -> str:
     """The message without the path, which stands beside it, and of a length for a table."""
-    text = error.message.removeprefix(f"{path}: ").removesuffix(".")
+    text = error.message.removeprefix(f"{path}: ").removeprefix(f"{path}{os.sep}").removesuffix(".")
     return printable(text if len(text) <= 200 else f"{text[:197]}...")
 
 

@@ -6,36 +6,18 @@ Names and sizes alone are looked at here, and a shard index, which is read withi
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
+from power_lab.engine.weights.filenames import COMPANIONS, CONFIG, INDEX, SINGLE, part_name
 from power_lab.engine.weights.mapped import is_plain_name, read_bounded
 from power_lab.errors import ModelFileError
 
-_PART = re.compile(r"(?P<base>.+)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf", re.DOTALL)
-_SINGLE = "model.safetensors"
-_INDEX = "model.safetensors.index.json"
 _MAX_INDEX_BYTES = 1 << 25  # the largest have 9 MB
 _MAX_PARTS = 4096
-_CONFIG = "config.json"
-_TEXT_SIDE = (
-    "added_tokens.json",
-    "chat_template.jinja",
-    "chat_template.json",
-    "generation_config.json",
-    "merges.txt",
-    "special_tokens_map.json",
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "vocab.json",
-    "vocab.txt",
-)
-"""Files of a folder that take part in an answer, beside its weights and config.json."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +36,15 @@ class ModelFiles:
     problem: str = ""
 
     @property
+    def remedy(self) -> str:
+        """What to do about the problem."""
+        if self.format == "pickle":
+            return "Convert it to SafeTensors: pickles can run any code when they are read."
+        if self.problem.startswith("unsupported"):
+            return "Name the .gguf file, or move away what is not meant."
+        return "Fetch it again with the program that it comes from."
+
+    @property
     def lone(self) -> bool:
         """Whether it is one .gguf file."""
         return self.format == "gguf" and len(self.files) == 1
@@ -67,8 +58,8 @@ class ModelFiles:
         """The short name that its place gives it."""
         if self.format != "gguf":
             return self.path.name
-        part = _PART.fullmatch(self.path.name)
-        return part["base"] if part else self.path.name.removesuffix(".gguf")
+        part = part_name(self.path.name)
+        return part[0] if part else self.path.name.removesuffix(".gguf")
 
     def size(self) -> int:
         """Bytes on disk; of a model with a problem, of what there is. Raises OSError when a file has gone meanwhile."""
@@ -84,11 +75,12 @@ def gguf_models(folder: Path, names: Iterable[str]) -> list[ModelFiles]:
     found: list[ModelFiles] = []
     sharded: dict[tuple[str, int], list[str]] = {}
     for name in sorted(names):
-        part = _PART.fullmatch(name)
+        part = part_name(name)
         if part is None:
             found.append(_checked(ModelFiles(folder / name, "gguf", (folder / name,))))
         else:
-            sharded.setdefault((part["base"], int(part["count"])), []).append(name)
+            stem, _, count = part
+            sharded.setdefault((stem, count), []).append(name)
     found += [_sharded(folder, count, parts) for (_, count), parts in sharded.items()]
     return sorted(found, key=lambda model: model.path.name)
 
@@ -97,8 +89,8 @@ def _sharded(folder: Path, count: int, names: list[str]) -> ModelFiles:
     files = tuple(folder / name for name in names)
     if not 1 <= count <= _MAX_PARTS:
         return ModelFiles(files[0], "gguf", files, f"damaged: its name says that it has {count} parts")
-    there = {int(part["number"]) for name in names if (part := _PART.fullmatch(name))}
-    missing = [number for number in range(1, count + 1) if number not in there]
+    there = {part[1] for name in names if (part := part_name(name))}
+    missing = [number + 1 for number in range(count) if number not in there]
     problem = f"incomplete: missing part {_listed(missing)} of {count}" if missing else ""
     return _checked(ModelFiles(files[0], "gguf", files, problem))
 
@@ -106,18 +98,18 @@ def _sharded(folder: Path, count: int, names: list[str]) -> ModelFiles:
 def folder_model(folder: Path, names: Iterable[str]) -> ModelFiles | None:
     """The model that a folder in Hugging Face's layout is, or None where it has no config.json or nothing like weights."""
     here = frozenset(names)
-    if _CONFIG not in here:
+    if CONFIG not in here:
         return None
-    beside = [folder / name for name in (_CONFIG, *_TEXT_SIDE) if name in here]
-    weights = [_SINGLE] if _SINGLE in here else sorted(name for name in here if name.endswith(".safetensors"))
-    other = next((name for name in sorted(here) if is_gguf(name)), _INDEX if _SINGLE in here and _INDEX in here else "")
+    beside = [folder / name for name in (CONFIG, *COMPANIONS) if name in here]
+    weights = [SINGLE] if SINGLE in here else sorted(name for name in here if name.endswith(".safetensors"))
+    other = next((name for name in sorted(here) if is_gguf(name)), INDEX if SINGLE in here and INDEX in here else "")
     if weights and other:  # which one is meant cannot be told
         files = tuple(sorted([*beside, *(folder / name for name in weights)]))
         return ModelFiles(folder, "safetensors", files, f"unsupported: {weights[0]} and {other} in one folder")
     try:
-        if _INDEX in here:
-            beside.append(folder / _INDEX)
-            weights = _indexed(folder / _INDEX)
+        if INDEX in here:
+            beside.append(folder / INDEX)
+            weights = _indexed(folder / INDEX)
     except ModelFileError as error:
         return ModelFiles(folder, "safetensors", tuple(sorted(beside)), f"damaged: {error.message}")
     if not weights:
@@ -185,15 +177,12 @@ def model_at(path: Path) -> ModelFiles:
 
 
 def _whole(path: Path) -> ModelFiles:
-    part = _PART.fullmatch(path.name)
+    part = part_name(path.name)
     if part is None:
         return _checked(ModelFiles(path, "gguf", (path,)))
-    base, count = part["base"], int(part["count"])
-    alike = [
-        name.name
-        for name in path.parent.iterdir()
-        if (other := _PART.fullmatch(name.name)) and (other["base"], int(other["count"])) == (base, count)
-    ]
+    stem, _, count = part
+    names = [entry.name for entry in path.parent.iterdir()]
+    alike = [name for name in names if (other := part_name(name)) and (other[0], other[2]) == (stem, count)]
     return _sharded(path.parent, count, sorted(alike))
 
 

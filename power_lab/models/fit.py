@@ -46,6 +46,14 @@ def free_memory() -> int:
     return free if limit is None else min(free, limit)
 
 
+def machine_memory() -> int:
+    """Bytes of memory that this machine has, or this container may use."""
+    import psutil
+
+    total, limit = psutil.virtual_memory().total, container_limit()
+    return total if limit is None else min(total, limit)
+
+
 def container_limit() -> int | None:
     """Memory limit of this container in bytes, if it has one."""
     try:

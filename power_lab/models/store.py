@@ -144,7 +144,7 @@ def _exists(path: Path) -> bool:
 def _identified(found: Found, paths: Paths, progress: Report | bool) -> ModelEntry:
     files = found.files
     if files.problem:
-        raise ModelFileError(f"{files.path}: {files.problem}.", "Fetch it again with the program that it comes from.")
+        raise ModelFileError(f"{files.path}: {files.problem}.", files.remedy)
     try:
         members, license = deciding(files)
         with reporting(progress) as report:

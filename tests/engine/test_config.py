@@ -19,6 +19,7 @@ from power_lab.errors import ConfigError
         (EngineConfig, {"threads": "two"}, "threads", "int"),
         (EngineConfig, {"threads": -1}, "threads", "outside"),
         (EngineConfig, {"kv_tokens": 100}, "kv_tokens", "Use 128"),
+        (EngineConfig, {"mode": "quick"}, "mode", "Use one of exact, fast"),
         (EngineConfig, {"mode": "approximate"}, "mode", "approximate"),
         (SamplingParams, {"temperature": -0.1}, "temperature", "outside"),
         (SamplingParams, {"speculate": "dflash"}, "speculate", "dflash"),

@@ -63,6 +63,8 @@ def test_a_kernel_that_depends_on_its_neighbours_refuses_exact_mode(
 def test_contexts_that_do_not_fit_are_refused_with_the_numbers(paths: Paths) -> None:
     with pytest.raises(ConfigError, match=r"context: 9000 .*8192"):
         load(paths, context=9000)
+    with pytest.raises(ConfigError, match=r"kv_tokens: a KV pool of 67,108,864 tokens needs 2,880\.0 GiB.*Use at most"):
+        load(paths, kv_tokens=1 << 26)
     with pytest.raises(ConfigError, match=r"kv_tokens to 4096"):
         load(paths, context=4096, kv_tokens=1024)
     loaded = load(paths, kv_tokens=1024)

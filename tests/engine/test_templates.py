@@ -69,7 +69,7 @@ def test_a_broken_template_does_not_spoil_the_other() -> None:
 
 
 def test_what_would_be_dropped_is_refused() -> None:
-    with pytest.raises(ConfigError, match="tools: this model's chat template has no tools It takes: nothing beside"):
+    with pytest.raises(ConfigError, match=r"tools: this model's chat template has no tools\. It takes: nothing beside"):
         ChatTemplate(CHATML).render([user("x")], tools=TOOLS)
     switch = ChatTemplate(SOURCES["switch"])
     with pytest.raises(ConfigError, match=r"template_options.documents: .* It takes: enable_thinking, .*xml_tools"):

@@ -18,7 +18,7 @@ def paths(tmp_path: Path) -> Paths:
 
 @pytest.fixture(scope="session")
 def saved_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny Llama as transformers saves it, with a model card."""
+    """A tiny Llama as transformers saves it, with a model card and a file in the place of a tokenizer."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -35,4 +35,5 @@ def saved_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     LlamaForCausalLM(config).save_pretrained(folder)
     (folder / "README.md").write_text("---\nlicense: apache-2.0\n---\nA tiny model.\n")
+    (folder / "tokenizer.json").write_text("{}")
     return folder

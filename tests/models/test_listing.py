@@ -139,7 +139,10 @@ def test_what_cannot_be_loaded_is_listed_with_the_reason(paths: Paths, saved_fol
     leaving["model.safetensors.index.json"] = b'{"weight_map": {"a": "../../x.safetensors"}}'
     missing = leaving | {"model.safetensors.index.json": b'{"weight_map": {"a": "model-00001-of-00002.safetensors"}}'}
     both = files | {"also.gguf": b""}
-    for name, members in (("pickled", pickled), ("leaving", leaving), ("missing", missing), ("both", both)):
+    mute = {name: content for name, content in files.items() if name != "tokenizer.json"}
+    torn = files | {"config.json": b"{"}
+    folders = {"pickled": pickled, "leaving": leaving, "missing": missing, "both": both, "mute": mute, "torn": torn}
+    for name, members in folders.items():
         for member, content in members.items():
             put(extra / name / member, content)
     broken = repository(hub, "org/broken", {"gone.gguf": gguf(), "config.json": files["config.json"]})
@@ -161,6 +164,8 @@ def test_what_cannot_be_loaded_is_listed_with_the_reason(paths: Paths, saved_fol
         "also": "damaged: 0 bytes",
         "leaving": "damaged: model.safetensors.index.json names '../../x.safetensors', which leaves the folder",
         "missing": "incomplete: missing model-00001-of-00002.safetensors",
+        "mute": "unsupported: it has no tokenizer.json",
+        "torn": "damaged: config.json: is not JSON",
         "gone": "incomplete: missing gone.gguf",
         "org/coming": "incomplete: its download is unfinished",
         "pipe": "incomplete: missing pipe.gguf",
@@ -170,8 +175,10 @@ def test_what_cannot_be_loaded_is_listed_with_the_reason(paths: Paths, saved_fol
     for name, beginning in said.items():
         assert statuses[name].startswith(beginning), (name, statuses[name])
     for name in ("pickled", "both", "leaving", "missing", "gone", "org/coming", "pipe", "loop"):
-        with pytest.raises(ModelFileError):
+        with pytest.raises(ModelFileError) as raised:
             resolve(name, paths)
+        remedy = {"pickled": "Convert it to SafeTensors", "both": "Name the .gguf file"}.get(name, "Fetch it again")
+        assert raised.value.remedy.startswith(remedy), name
 
 
 def test_links_in_circles_and_huge_folders_are_bounded_and_said(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from power_lab.engine.tokenizer.vocabulary import (
     USER_DEFINED,
     Vocabulary,
 )
+from power_lab.engine.weights.filenames import TOKENIZER
 from power_lab.engine.weights.mapped import member, read_bounded
 from power_lab.engine.weights.strict_json import parse_object
 from power_lab.errors import TokenizerError
@@ -35,12 +36,12 @@ MAX_ENDS = 256
 def read(path: str | os.PathLike[str]) -> Tokenizer:
     """Behind `Tokenizer.from_folder`."""
     folder = Path(path)
-    if not (folder / "tokenizer.json").exists():
+    if not (folder / TOKENIZER).exists():
         raise TokenizerError(
-            f"{folder}: tokenizer.json is missing.",
+            f"{folder}: {TOKENIZER} is missing.",
             "Fetch the whole folder, or convert the tokenizer: AutoTokenizer.from_pretrained(...).save_pretrained(folder).",
         )
-    file = member(folder, "tokenizer.json")
+    file = member(folder, TOKENIZER)
     where = str(file)
     described = parts.parse(file)
     vocabulary = _vocabulary(described, where)

@@ -12,18 +12,12 @@ from pathlib import Path
 from typing import Literal, Self
 
 from power_lab.engine.weights.config_json import JsonConfig
-from power_lab.engine.weights.gguf_model import GgufModel, part_name
+from power_lab.engine.weights.filenames import COMPANIONS, CONFIG, INDEX, SINGLE, part_name
+from power_lab.engine.weights.gguf_model import GgufModel
 from power_lab.engine.weights.mapped import member, read_bounded
-from power_lab.engine.weights.safetensors import INDEX, SINGLE, SafeTensorsModel
+from power_lab.engine.weights.safetensors import SafeTensorsModel
 from power_lab.engine.weights.source import FileSource
 from power_lab.errors import ModelFileError
-
-CONFIG = "config.json"
-COMPANIONS = (
-    "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-    "vocab.json", "merges.txt", "tokenizer.model", "chat_template.jinja", "chat_template.json",
-)  # fmt: skip
-"""Files of a Hugging Face folder that change what the model says, besides config and weights."""
 
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _CONVERT = "Convert it to SafeTensors: pickles can run any code when they are read."
@@ -86,8 +80,8 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         raise ModelFileError(f"{path}: cannot be opened: {getattr(error, 'strerror', None) or error}.") from error
     if folder:
         return _open_folder(path)
-    if path.suffix == ".safetensors":
-        raise ModelFileError(f"{path}: holds tensors alone.", f"Open its folder, with {CONFIG} beside it.")
+    if path.suffix in (".safetensors", ".json"):
+        raise ModelFileError(f"{path}: is a part of a model.", f"Open its folder, with {CONFIG} and weights in it.")
     if path.suffix in _PICKLES:
         raise ModelFileError(f"{path}: is a pickle.", _CONVERT)
     return _open_gguf(path, path)

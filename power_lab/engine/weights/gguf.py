@@ -129,7 +129,10 @@ class _Reader:
                 "Convert it: pip install gguf, then gguf-convert-endian FILE little.",
             )
         if self.version not in (2, 3):
-            raise self.wrong(f"GGUF version {self.version} is not supported (2 and 3 are)")
+            raise ModelFileError(
+                f"{path}: GGUF version {self.version} is not supported (2 and 3 are).",
+                "Convert the model again with a current llama.cpp, or fetch the file again if it should be one of them.",
+            )
         tensors = self.count("tensor count", MAX_TENSORS, 8 + 4 + 8 + 4 + 8)
         keys = self.count("metadata key count", MAX_KEYS, 8 + 4 + 1)
         self.metadata: dict[str, Any] = {}

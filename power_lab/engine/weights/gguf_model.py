@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import os
-import re
 from contextlib import ExitStack
 from typing import Any, Self
 
 import numpy as np
 
+from power_lab.engine.weights.filenames import part_name
 from power_lab.engine.weights.gguf import GgufFile, Split
 from power_lab.engine.weights.mapped import member
 from power_lab.engine.weights.tensor import TensorInfo
 from power_lab.engine.weights.values import TypedValues
 from power_lab.errors import ModelFileError
 
-_PART = re.compile(r"(?P<stem>.+)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf", re.DOTALL)
 _OWN_KEYS = frozenset({"split.no", "general.alignment"})  # what parts may state each for itself
 
 
@@ -66,12 +65,6 @@ class GgufModel(TypedValues):
 
     def _value(self, key: str) -> Any:
         return self.metadata.get(key)
-
-
-def part_name(name: str) -> tuple[str, int, int] | None:
-    """Stem, number (from 0) and count that a part's file name states; None for any other name."""
-    match = _PART.fullmatch(name)
-    return None if match is None else (match["stem"], int(match["number"]) - 1, int(match["count"]))
 
 
 def _siblings(one: GgufFile, split: Split, opened: ExitStack) -> list[GgufFile]:

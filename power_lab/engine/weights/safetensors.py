@@ -16,6 +16,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from power_lab.engine.weights.filenames import INDEX, SINGLE
 from power_lab.engine.weights.mapped import MappedFile, is_plain_name, member, read_bounded
 from power_lab.engine.weights.strict_json import parse_object
 from power_lab.engine.weights.tensor import TensorInfo
@@ -25,7 +26,6 @@ MAX_HEADER_BYTES = 100_000_000  # the format's rule
 MAX_INDEX_BYTES = 1 << 26  # the largest indices have some 20 MB
 MAX_FILES = 1 << 12
 MAX_RANK = 16
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 DTYPES: dict[str, int] = {
     "BOOL": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8,

@@ -168,11 +168,12 @@ def test_pickles_beside_safetensors_are_left_alone(tmp_path: Path) -> None:
 
 
 def test_paths_that_are_no_model_are_refused(tmp_path: Path) -> None:
-    fill(tmp_path, {"m.safetensors": WEIGHTS, "m.bin": b"x", "m.txt": b"x" * 30})
+    fill(tmp_path, {"m.safetensors": WEIGHTS, "m.bin": b"x", "m.txt": b"x" * 30, "config.json": b"{}"})
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "loop").symlink_to("loop")
     for name, said in [
-        ("m.safetensors", r"holds tensors alone\. Open its folder"),
+        ("m.safetensors", r"is a part of a model\. Open its folder"),
+        ("config.json", r"is a part of a model\. Open its folder"),
         ("m.bin", "is a pickle"),
         ("m.txt", "first four bytes"),
         ("fifo", "not a regular file"),

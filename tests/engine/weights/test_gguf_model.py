@@ -9,8 +9,9 @@ import gguf
 import numpy as np
 import pytest
 
+from power_lab.engine.weights.filenames import part_name
 from power_lab.engine.weights.gguf import GgufFile
-from power_lab.engine.weights.gguf_model import GgufModel, part_name
+from power_lab.engine.weights.gguf_model import GgufModel
 from power_lab.engine.weights.source import FileSource
 from power_lab.errors import ModelFileError
 from power_lab.kernels.quants import QuantType
