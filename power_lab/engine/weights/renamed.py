@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 
 import numpy as np
 
-from power_lab.engine.weights.source import FileSource, shown
+from power_lab.engine.weights.source import OTHER, FileSource, shown
 from power_lab.errors import ModelFileError
 from power_lab.kernels.quants import QuantType
 
@@ -49,7 +49,7 @@ class RenamedSource:
         known, present = frozenset(names.values()), frozenset(source.names())
         unknown = [name for name in source.names() if name not in known and not _matches(name, ignored)]
         if posing := [name for name in unknown if name in names]:
-            raise ModelFileError(f"The architecture does not use these tensors of the file: {shown(posing)}.")
+            raise ModelFileError(f"The architecture does not use these tensors of the file: {shown(posing)}.", OTHER)
         if _settle_head(source, names[embedding], names[head], tied):
             del self._stored_as[head]
         self._names = [name for name, stored in self._stored_as.items() if stored in present] + unknown

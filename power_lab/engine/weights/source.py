@@ -19,7 +19,7 @@ _PLAIN: dict[QuantType, type[np.generic]] = {
 }
 _OF_DTYPE = {np.dtype(np.float32): QuantType.F32, np.dtype(np.float16): QuantType.F16}
 
-_OTHER = "The configuration is another model's, or the weights are in a form that is not supported; fetch the original model."
+OTHER = "The configuration is another model's, or the weights are in a form that is not supported; fetch the original model."
 
 
 class WeightSource(Protocol):
@@ -63,7 +63,7 @@ def refuse_unused(source: WeightSource, used: Collection[str], ignored: Collecti
     """
     left = unused(source, {*used, *ignored})
     if left:
-        raise ModelFileError(f"The architecture does not use these tensors of the file: {shown(left)}.", _OTHER)
+        raise ModelFileError(f"The architecture does not use these tensors of the file: {shown(left)}.", OTHER)
 
 
 def shown(names: list[str]) -> str:
@@ -94,7 +94,7 @@ class FileSource:
         try:
             return self._model.tensors[name]
         except KeyError:
-            raise ModelFileError(f"{self._model.path}: tensor {name!r} is missing.", _OTHER) from None
+            raise ModelFileError(f"{self._model.path}: tensor {name!r} is missing.", OTHER) from None
 
     def _stored(self, name: str, shape: tuple[int, ...]) -> tuple[QuantType, np.ndarray]:
         tensor = self.stored(name)
@@ -144,4 +144,4 @@ def _checked(name: str, tensor: np.ndarray | tuple[QuantType, np.ndarray]) -> tu
 
 def _expect(name: str, found: tuple[int, ...], expected: tuple[int, ...]) -> None:
     if found != expected:
-        raise ModelFileError(f"Tensor {name!r} has shape {list(found)}, but {list(expected)} is expected.", _OTHER)
+        raise ModelFileError(f"Tensor {name!r} has shape {list(found)}, but {list(expected)} is expected.", OTHER)
