@@ -6,10 +6,12 @@ from dataclasses import dataclass
 
 from power_lab.engine.models import of_architecture, of_model_type
 from power_lab.engine.models.spec import ModelSpec
+from power_lab.engine.models.topology import MAX_VOCAB
 from power_lab.engine.weights.checkpoint import Checkpoint
 from power_lab.engine.weights.config_json import JsonConfig
 from power_lab.engine.weights.renamed import HARMLESS_LEFTOVERS, RenamedSource
 from power_lab.engine.weights.source import WeightSource
+from power_lab.errors import ModelFileError
 
 WRAPPERS = ("gemma3", "mistral3")
 """Model types of folders that hold a text model, under `text_config`, beside parts that see images."""
@@ -42,9 +44,11 @@ def describe(checkpoint: Checkpoint, vocab: int | None = None) -> Described:
         family = of_architecture(checkpoint.architecture)
         return Described(family.from_gguf(metadata, source, known), source)
     wrapped = checkpoint.architecture in WRAPPERS
-    config = metadata.section("text_config") if wrapped else metadata
+    config = _text_part(metadata) if wrapped else metadata
+    for place in (metadata, config):
+        _refuse_quantised(place)
     family = of_model_type(config.require("model_type", str))
-    spec: ModelSpec = family.from_config(config, config.require("vocab_size", int, 1) if vocab is None else vocab)
+    spec: ModelSpec = family.from_config(config, MAX_VOCAB if vocab is None else vocab)
     names: dict[str, str] = family.names(spec)
     if not wrapped:
         return Described(spec, RenamedSource(source, names, bool(spec.tied), HARMLESS_LEFTOVERS))
@@ -53,6 +57,24 @@ def describe(checkpoint: Checkpoint, vocab: int | None = None) -> Described:
     others = [f"{outer}{part}.*" for outer in ("", "model.") for part in OTHER_PARTS]
     renamed = RenamedSource(source, names, bool(spec.tied), [*HARMLESS_LEFTOVERS, *others])
     return Described(spec, renamed, tuple(part for part in OTHER_PARTS if any(f"{part}." in name for name in present)))
+
+
+def _text_part(config: JsonConfig) -> JsonConfig:
+    """The text model's section. Whether its head is the embedding may be said outside."""
+    text = config.section("text_config")
+    if not text.has("tie_word_embeddings") and config.has("tie_word_embeddings"):
+        text.values = {**text.values, "tie_word_embeddings": config.require("tie_word_embeddings", bool)}
+    return text
+
+
+def _refuse_quantised(config: JsonConfig) -> None:
+    """What other programs quantise lies in other forms, and weights that they would quantise on loading mean another model."""
+    for key in ("quantization_config", "compression_config", "quantization"):
+        if config.has(key):
+            raise ModelFileError(
+                f"{config.path}: {key} is not supported: the folder holds weights that another program quantised.",
+                "Fetch the model it was made from, or a GGUF file of it.",
+            )
 
 
 def _inside(name: str, present: frozenset[str]) -> str:

@@ -21,7 +21,7 @@ def from_gguf(meta: Metadata, source: WeightSource, vocab: int) -> ModelSpec:
     scores = meta.get("gemma2.attn_logit_softcapping", float, 50.0, 0.0, 1e6)
     logits = meta.get("gemma2.final_logit_softcapping", float, 30.0, 0.0, 1e6)
     scalar = t.width // t.heads[0] if len(t.layers) == WIDE_LAYERS else t.head_dim
-    windows = [0 if i % 2 else window for i in t.layers]
+    windows = [window if slides else 0 for slides in topology.sliding_period(meta, "gemma2", len(t.layers), 2)]
     return _model(t, turn, windows, scalar, scores, logits, topology_tensors=tensors)
 
 

@@ -14,9 +14,19 @@ from power_lab.engine.weights.source import WeightSource
 ARCHITECTURES = ("gemma3",)
 MODEL_TYPES = ("gemma3_text",)
 
-PATTERN = 6  # files do not state it: every sixth layer sees everything
+PATTERN = 6  # most files do not state it: every sixth layer sees everything
 LOCAL_THETA, GLOBAL_THETA = 10000.0, 1000000.0
 WIDE_LAYERS = 62  # the 27B model scales scores by width / heads instead of the head size; its files do not say so
+
+DEFAULTS = {
+    "vocab_size": 262208,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-6,
+}
+"""What the published folders of 4B and more leave out under `text_config` (source: transformers' Gemma3TextConfig)."""
 
 
 def from_gguf(meta: Metadata, source: WeightSource, vocab: int) -> ModelSpec:
@@ -26,13 +36,13 @@ def from_gguf(meta: Metadata, source: WeightSource, vocab: int) -> ModelSpec:
     window = meta.require("gemma3.attention.sliding_window", int, 1, topology.MAX_CONTEXT)
     scalar = t.width // t.heads[0] if len(t.layers) == WIDE_LAYERS else t.head_dim
     logits = meta.get("gemma3.final_logit_softcapping", float, 0.0, 0.0, 1e6)
-    sliding = [(i + 1) % PATTERN != 0 for i in t.layers]
+    sliding = topology.sliding_period(meta, "gemma3", len(t.layers), PATTERN)
     return _model(t, turn, local, sliding, window, scalar, 0.0, logits, topology_tensors=tensors)
 
 
 def from_config(config: Metadata, vocab: int) -> ModelSpec:
     """Norm weights are stored less 1."""
-    t = topology.from_config(config, vocab, tied=True, activation="hidden_activation")
+    t = topology.from_config(config, vocab, tied=True, activation="hidden_activation", defaults=DEFAULTS)
     turn = rope.from_config(config, t.rotary_dim, "full_attention", GLOBAL_THETA, t.context)
     at = "rope_parameters.sliding_attention"
     topology.expect(config, f"{at}.rope_type", "default")

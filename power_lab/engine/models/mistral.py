@@ -25,6 +25,8 @@ def from_gguf(meta: Metadata, source: WeightSource, vocab: int) -> ModelSpec:
 
 def from_config(config: Metadata, vocab: int) -> ModelSpec:
     t = topology.from_config(config, vocab)
+    if t.architecture == "ministral3" and not config.has("rope_parameters.type"):
+        config.require("rope_parameters.rope_type", str)  # by default they are stretched, not plain
     turn = rope.from_config(config, t.rotary_dim, context=t.context)
     seen = topology.window(config, 0)
     sliding = topology.sliding_layers(config, len(t.layers), [seen > 0] * len(t.layers))

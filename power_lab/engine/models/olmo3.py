@@ -14,17 +14,18 @@ from power_lab.engine.weights.source import WeightSource
 ARCHITECTURES = ("olmo2",)
 MODEL_TYPES = ("olmo2", "olmo3")
 
-PATTERN = 4  # GGUF files do not state it: every fourth layer sees everything
+PATTERN = 4  # not every file states it: every fourth layer sees everything
 THETA = 500000.0
 
 
 def from_gguf(meta: Metadata, source: WeightSource, vocab: int) -> ModelSpec:
     """Both generations are `olmo2` files; those of OLMo 3 state a window."""
     t = topology.from_gguf(meta, "olmo2", vocab)
-    turn, tensors = rope.from_gguf(meta, source, "olmo2", t.rotary_dim, theta=THETA, context=t.context)
-    local = rope.plain(t.rotary_dim, meta.get("olmo2.rope.freq_base", float, THETA, 1.0, 1e12))
+    turn, tensors = rope.from_gguf(meta, source, "olmo2", t.rotary_dim, theta=THETA, context=t.context, whole=True)
+    theta = meta.get("olmo2.rope.freq_base", float, THETA, 1.0, 1e12)
+    local = rope.plain(t.rotary_dim, meta.get("olmo2.rope.freq_base_swa", float, theta, 1.0, 1e12))
     window = meta.get("olmo2.attention.sliding_window", int, 0, 0, topology.MAX_CONTEXT)
-    sliding = [window > 0 and (i + 1) % PATTERN != 0 for i in t.layers]
+    sliding = [window > 0 and slides for slides in topology.sliding_period(meta, "olmo2", len(t.layers), PATTERN)]
     return _model(t, turn, local, sliding, window, False, topology_tensors=tensors)
 
 

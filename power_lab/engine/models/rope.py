@@ -16,6 +16,7 @@ from power_lab.engine.weights.source import WeightSource
 from power_lab.errors import ModelFileError
 
 _LOW, _HIGH = 1e-3, 1e6  # of any scaling factor
+_THETA = 2.0, 1e12  # YaRN divides by its logarithm
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,10 @@ def yarn_magnitude(factor: float, mscale: float = 1.0) -> float:
     return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
+def longrope_magnitude(factor: float, original: int) -> float:
+    return math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 and original > 1 else 1.0
+
+
 def from_config(config: Metadata, dim: int, section: str = "", theta: float = 10000.0, context: int = 0) -> Rope:
     """The rope of a Hugging Face config.json.
 
@@ -118,9 +123,13 @@ def from_config(config: Metadata, dim: int, section: str = "", theta: float = 10
     at = "rope_parameters" + (f".{section}" if section else "")
     if not any(config.has(f"{at}.{key}") for key in ("rope_type", "type", "rope_theta")):
         at = "rope_scaling"
-    theta = config.get(f"{at}.rope_theta", float, config.get("rope_theta", float, theta, 1.0, 1e12), 1.0, 1e12)
+    theta = config.get(f"{at}.rope_theta", float, config.get("rope_theta", float, theta, *_THETA), *_THETA)
     rope = plain(dim, theta)
-    kind = config.get(f"{at}.rope_type", str, config.get(f"{at}.type", str, "default"))
+    kind, scaling = (_kind(config, place) for place in (at, "rope_scaling"))
+    if scaling not in ("default", kind):
+        raise ModelFileError(
+            f"config.json: {at} says {kind!r}, but rope_scaling says {scaling!r}.", "Remove what does not hold."
+        )
 
     def number(key: str, default: float | None = None, low: float = _LOW, high: float = _HIGH) -> float:
         name = f"{at}.{key}"
@@ -134,7 +143,12 @@ def from_config(config: Metadata, dim: int, section: str = "", theta: float = 10
             return config.require(name, int, 1, 1 << 24)
         return config.get(name, int, default, 1, 1 << 24)
 
-    if kind in ("default", "mrope"):
+    def original(default: int | None = None) -> int:
+        """Stated beside the section by some files, which then counts (as in transformers), in it by most."""
+        key = "original_max_position_embeddings"
+        return config.require(key, int, 1, 1 << 24) if config.has(key) else whole(key, default)
+
+    if kind in ("default", "mrope"):  # text has the same position on every axis
         return rope
     if kind == "linear":
         return divided(rope, number("factor"))
@@ -142,10 +156,10 @@ def from_config(config: Metadata, dim: int, section: str = "", theta: float = 10
         low, high = number("low_freq_factor"), number("high_freq_factor")
         if not low < high:
             raise ModelFileError(f"{at}.low_freq_factor {low} is not below {at}.high_freq_factor {high}.")
-        return llama3(rope, number("factor"), low, high, whole("original_max_position_embeddings"))
+        return llama3(rope, number("factor"), low, high, original())
     if kind == "yarn":
-        original = whole("original_max_position_embeddings")
-        factor = number("factor", context / original if context else None)
+        trained = original()
+        factor = number("factor", context / trained if context else None)
         mscale, all_dim = number("mscale", 0.0, 0.0), number("mscale_all_dim", 0.0, 0.0)
         magnitude = yarn_magnitude(factor)
         if mscale and all_dim:
@@ -154,23 +168,20 @@ def from_config(config: Metadata, dim: int, section: str = "", theta: float = 10
             rope,
             theta,
             factor,
-            original,
+            trained,
             number("attention_factor", magnitude),
             beta_fast=number("beta_fast", 32.0),
             beta_slow=number("beta_slow", 1.0),
             whole=config.get(f"{at}.truncate", bool, True),
         )
     if kind in ("longrope", "su"):
-        original = whole(
-            "original_max_position_embeddings", config.get("original_max_position_embeddings", int, context or 4096)
-        )
+        trained = original(context or 4096)
         lists = [
             np.array(config.require_list(f"{at}.{key}", float, dim // 2, _LOW, _HIGH))
             for key in ("short_factor", "long_factor")
         ]
-        factor = context / original if context > original else number("factor", 1.0)
-        default = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
-        return longrope(rope, lists[0], lists[1], original, number("attention_factor", default))
+        default = longrope_magnitude(number("factor", context / trained), trained)
+        return longrope(rope, lists[0], lists[1], trained, number("attention_factor", default))
     raise ModelFileError(
         f"{at}.rope_type: {kind!r} is not supported.", "Supported: default, linear, llama3, yarn, longrope."
     )
@@ -185,6 +196,7 @@ def from_gguf(
     theta: float = 10000.0,
     interleaved: bool = False,
     context: int = 0,
+    whole: bool = False,
 ) -> tuple[Rope, tuple[str, ...]]:
     """The rope of a GGUF file, and the names of the tensors that it was read from.
 
@@ -195,12 +207,14 @@ def from_gguf(
         theta: used where the file states none.
         interleaved: pairing of the architecture.
         context: the model's longest.
+        whole: whether YaRN's `attn_factor` is the magnitude itself, not a factor on the usual one.
 
     Raises ModelFileError naming the key or tensor.
     """
     at = f"{arch}.rope.scaling"
-    theta = meta.get(f"{arch}.rope.freq_base", float, theta, 1.0, 1e12)
-    rope = plain(dim, theta, interleaved)
+    theta = meta.get(f"{arch}.rope.freq_base", float, theta, *_THETA)
+    stated = meta.get(f"{at}.attn_factor", float, 0.0, _LOW, _HIGH)
+    rope = replace(plain(dim, theta, interleaved), magnitude=stated or 1.0)
     linear = meta.get(f"{arch}.rope.scale_linear", float, 1.0, _LOW, _HIGH)  # files before `rope.scaling`
     kind = meta.get(f"{at}.type", str, "linear" if linear != 1.0 else "none")
     factor = meta.get(f"{at}.factor", float, linear, 0.0, _HIGH) or 1.0  # 0 is how the format says "not scaled"
@@ -219,9 +233,7 @@ def from_gguf(
         return divided(rope, factors("rope_freqs.weight")), ("rope_freqs.weight",)
     pair = ("rope_factors_short.weight", "rope_factors_long.weight")
     if names.issuperset(pair):
-        ratio = context / original if context > original else 1.0
-        default = math.sqrt(1 + math.log(ratio) / math.log(original)) if ratio > 1 else 1.0
-        magnitude = meta.get(f"{at}.attn_factor", float, default, _LOW, _HIGH)
+        magnitude = stated or longrope_magnitude(context / original, original)
         return longrope(rope, factors(pair[0]), factors(pair[1]), original, magnitude), pair
     if kind == "none":
         return rope, ()
@@ -230,8 +242,9 @@ def from_gguf(
     if kind == "yarn":
         log_multiplier = meta.get(f"{at}.yarn_log_multiplier", float, 0.0, 0.0, _HIGH)
         magnitude = yarn_magnitude(factor) / (yarn_magnitude(factor, log_multiplier) if log_multiplier else 1.0)
-        magnitude *= meta.get(f"{at}.attn_factor", float, 1.0, _LOW, _HIGH)
-        magnitude *= meta.get(f"{at}.yarn_attn_factor", float, 1.0, _LOW, _HIGH)
+        # Converters write Hugging Face's `attention_factor`, which is the magnitude itself, as `yarn_attn_factor`.
+        magnitude = meta.get(f"{at}.yarn_attn_factor", float, magnitude, _LOW, _HIGH)
+        magnitude = stated if stated and whole else magnitude * (stated or 1.0)
         if meta.get(f"{at}.yarn_ext_factor", float, 1.0) != 1.0:
             raise ModelFileError(f"{at}.yarn_ext_factor: only 1 is supported.")
         fast = meta.get(f"{at}.yarn_beta_fast", float, 32.0, _LOW, _HIGH)
@@ -240,6 +253,10 @@ def from_gguf(
     raise ModelFileError(
         f"{at}.type: {kind!r} is not supported.", "Supported: none, linear, yarn, longrope by its tensors."
     )
+
+
+def _kind(config: Metadata, at: str) -> str:
+    return config.get(f"{at}.rope_type", str, config.get(f"{at}.type", str, "default"))
 
 
 def _frequencies(dim: int, theta: float) -> np.ndarray:

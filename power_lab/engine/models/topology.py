@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from power_lab.engine.models.metadata import Metadata
 from power_lab.engine.models.rope import Rope
 from power_lab.engine.models.spec import AttentionSpec, LayerSpec, ModelSpec
 from power_lab.errors import ModelFileError
+
+V = TypeVar("V", int, float)
 
 MAX_LAYERS = 1024
 MAX_HEADS = 1024
@@ -17,6 +19,7 @@ MAX_HEAD_DIM = 1024
 MAX_WIDTH = 1 << 16
 MAX_FFN = 1 << 18
 MAX_CONTEXT = 1 << 24
+MAX_VOCAB = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,8 @@ def from_gguf(meta: Metadata, arch: str, vocab: int) -> Topology:
     """Read the keys `{arch}.*` of a GGUF file. Raises ModelFileError naming a missing or absurd one."""
     if meta.get(f"{arch}.expert_count", int, 0):
         raise ModelFileError(f"{arch}.expert_count: mixtures of experts are not supported.")
+    if not meta.get(f"{arch}.attention.causal", bool, True):
+        raise ModelFileError(f"{arch}.attention.causal: tokens that see what follows them are not supported.")
     count = meta.require(f"{arch}.block_count", int, 1, MAX_LAYERS)
     width = meta.require(f"{arch}.embedding_length", int, 1, MAX_WIDTH)
     heads = meta.require_list(f"{arch}.attention.head_count", int, count, 1, MAX_HEADS)
@@ -104,7 +109,14 @@ def from_gguf(meta: Metadata, arch: str, vocab: int) -> Topology:
     )
 
 
-def from_config(config: Metadata, vocab: int, *, tied: bool = False, activation: str = "hidden_act") -> Topology:
+def from_config(
+    config: Metadata,
+    vocab: int,
+    *,
+    tied: bool = False,
+    activation: str = "hidden_act",
+    defaults: Mapping[str, float] | None = None,
+) -> Topology:
     """Read the common keys of a Hugging Face config.json.
 
     Args:
@@ -112,30 +124,40 @@ def from_config(config: Metadata, vocab: int, *, tied: bool = False, activation:
         vocab: tokens that the tokenizer knows; more rows than that are padding, fewer cannot be reached.
         tied: whether the head is the embedding where the file does not say.
         activation: key of the gate's activation.
+        defaults: what the model type means by numbers that the file leaves out; without one they must be stated.
 
     Raises ModelFileError naming a missing or absurd key.
     """
+    defaults = defaults or {}
+
+    def number(key: str, kind: type[V], low: float, high: float) -> V:
+        stated = key not in defaults or config.has(key)
+        return config.require(key, kind, low, high) if stated else kind(defaults[key])
+
     count = config.require("num_hidden_layers", int, 1, MAX_LAYERS)
     width = config.require("hidden_size", int, 1, MAX_WIDTH)
-    heads = config.require("num_attention_heads", int, 1, MAX_HEADS)
-    head_dim = config.get("head_dim", int, width // heads, 8, MAX_HEAD_DIM)
-    rows = config.require("vocab_size", int, 1, 1 << 24)
+    heads = number("num_attention_heads", int, 1, MAX_HEADS)
+    head_dim = config.get("head_dim", int, int(defaults.get("head_dim", width // heads)), 8, MAX_HEAD_DIM)
+    rows = number("vocab_size", int, 1, MAX_VOCAB)
     part = config.get("rope_parameters.partial_rotary_factor", float, config.get("partial_rotary_factor", float, 1.0))
     if not 0.0 < part <= 1.0:
         raise ModelFileError(f"config.json: partial_rotary_factor {part} is not above 0 and at most 1.")
     expect(config, activation, "gelu_pytorch_tanh" if activation == "hidden_activation" else "silu")
     if config.get("mlp_bias", bool, False):
         raise ModelFileError("config.json: mlp_bias is not supported.")
+    if config.get("use_bidirectional_attention", bool, False) or not config.get("is_causal", bool, True):
+        raise ModelFileError("config.json: tokens that see what follows them are not supported.")
+    kv_heads = config.get("num_key_value_heads", int, int(defaults.get("num_key_value_heads", heads)), 1, heads)
     return Topology(
         architecture=config.require("model_type", str),
         vocab=min(vocab, rows),
         rows=rows,
         width=width,
-        context=config.require("max_position_embeddings", int, 1, MAX_CONTEXT),
-        norm_eps=config.require("rms_norm_eps", float, 0.0, 1.0),
+        context=number("max_position_embeddings", int, 1, MAX_CONTEXT),
+        norm_eps=number("rms_norm_eps", float, 0.0, 1.0),
         ffn=[config.require("intermediate_size", int, 1, MAX_FFN)] * count,
         heads=[heads] * count,
-        kv_heads=[config.get("num_key_value_heads", int, heads, 1, heads)] * count,
+        kv_heads=[kv_heads] * count,
         head_dim=head_dim,
         rotary_dim=int(head_dim * part),
         tied=config.get("tie_word_embeddings", bool, tied),
@@ -161,6 +183,19 @@ def sliding_layers(config: Metadata, count: int, default: list[bool]) -> list[bo
                 "Supported: sliding_attention, full_attention.",
             )
     return [kind == "sliding_attention" for kind in kinds]
+
+
+def sliding_period(meta: Metadata, arch: str, count: int, period: int) -> list[bool]:
+    """Which layers of a GGUF file see a window only: the file's own list, or all but each last of `period` layers.
+
+    Converters of late write `sliding_window_pattern`, as a list or as a period (source: llama.cpp); without it `period` counts.
+    """
+    key = f"{arch}.attention.sliding_window_pattern"
+    try:
+        period = meta.get(key, int, period, 0, MAX_LAYERS)
+    except ModelFileError:
+        return meta.require_list(key, bool, count)
+    return [not period or (i + 1) % period != 0 for i in range(count)]
 
 
 def window(config: Metadata, default: int | None = None) -> int:

@@ -114,6 +114,8 @@ def test_the_text_model_of_a_folder_that_sees_images(
             "short_factor",
         ),
         ("qwen3", {"model_type": "qwen3_moe"}, "model_type: 'qwen3_moe' is not supported"),
+        ("llama", {"quantization_config": {"quant_method": "fp8"}}, "quantization_config is not supported"),
+        ("llama", {"quantization": {"bits": 4}}, "quantization is not supported"),
     ],
 )
 def test_what_a_config_must_not_say(
@@ -124,3 +126,23 @@ def test_what_a_config_must_not_say(
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(ModelFileError, match=error):
         logits(tmp_path, numba_ops(2))
+
+
+@pytest.mark.parametrize(
+    ("inside", "outside", "expected"), [(None, True, True), (False, True, False), (None, None, False)]
+)
+def test_a_wrapper_may_say_for_its_text_model_that_the_head_is_the_embedding(
+    inside: bool | None, outside: bool | None, expected: bool, tmp_path: Path
+) -> None:
+    tiny.reference_model(tiny.Shape(kind="ministral 3")).save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    text = json.loads(path.read_text()) | {"tie_word_embeddings": inside}
+    path.write_text(json.dumps({"model_type": "mistral3", "tie_word_embeddings": outside, "text_config": text}))
+    from safetensors.numpy import load_file, save_file
+
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].copy()
+    save_file({f"language_model.{name}": tensor for name, tensor in tensors.items()}, file)
+    with open_checkpoint(tmp_path) as checkpoint:
+        assert describe(checkpoint, 258).spec.tied is expected
