@@ -1,0 +1,75 @@
+"""Rows of a stored table as activations, and rows of activations."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from power_lab.kernels.triton import unpack
+from power_lab.kernels.triton.linear import arguments, form
+from power_lab.kernels.triton.planes import DeviceWeight
+
+PLAN = "the f32 value of a stored weight, times the scale"
+DEPTH = 256  # values of one program: a whole step of every type
+
+
+@triton.jit
+def _embed(Ids, table, Out, K, scale, FORM: tl.constexpr, DEPTH: tl.constexpr):
+    """Program (row, depth). A row whose id is outside of the table becomes NaN."""
+    r = tl.program_id(0).to(tl.int64)
+    k = tl.program_id(1) * DEPTH
+    N = table[-1]
+    row = tl.load(Ids + r)
+    known = (row >= 0) & (row < N)
+    row = tl.where(known, row, 0).to(tl.int64)
+    if FORM is None:
+        j = k + tl.arange(0, DEPTH)
+        value = tl.load(table[0] + row * K + j, mask=j < K, other=0.0).to(tl.float32)
+        tl.store(Out + r * K + j, tl.where(known, value * scale, float("nan")), mask=j < K)
+    else:
+        j = tl.arange(0, 32)
+        for q in tl.static_range(DEPTH // 32):
+            if k + q * 32 < K:
+                FIELD: tl.constexpr = q % (16 // FORM[0])
+                chunk = (k // (512 // FORM[0]) + q // (16 // FORM[0])).to(tl.int64)
+                low = tl.load(table[0] + (chunk * N + row) * 32 + j).to(tl.int32)
+                high = low
+                HIGH_FIELD: tl.constexpr = q % (8 // FORM[1]) if FORM[1] else 0
+                if FORM[1] > 0:
+                    chunk = (k // (256 // FORM[1]) + q // (8 // FORM[1])).to(tl.int64)
+                    high = tl.load(table[1] + (chunk * N + row) * 32 + j).to(tl.int32)
+                UNIT: tl.constexpr = 16 if FORM[4] == 16 else 32
+                g = (k + q * 32 + j) // UNIT
+                s, o = unpack.scales(table, g, row, j >= 0, N, FORM)
+                value = unpack.values(table, low, high, s, o, FIELD, HIGH_FIELD, FORM)
+                tl.store(Out + r * K + k + q * 32 + j, tl.where(known, value * scale, float("nan")))
+
+
+@triton.jit
+def _gather(X, Rows, Out, D, BLOCK: tl.constexpr):
+    r = tl.program_id(0).to(tl.int64)
+    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    row = tl.load(Rows + r).to(tl.int64)
+    tl.store(Out + r * D + i, tl.load(X + row * D + i, mask=i < D), mask=i < D)
+
+
+def embed(table: DeviceWeight, ids: torch.Tensor, out: torch.Tensor, scale: float = 1.0) -> None:
+    """out[r] = scale * table[ids[r]]. ids int32 [R], out f32 [R, K]; a row whose id is not in the table becomes NaN."""
+    if out.shape != (len(ids), table.cols):
+        raise ValueError(f"shape of the result is {list(out.shape)}, expected {[len(ids), table.cols]}")
+    if len(ids) == 0:
+        return
+    grid = (len(ids), triton.cdiv(table.cols, DEPTH))
+    _embed[grid](
+        ids, arguments(table), out, table.cols, float(scale), FORM=form(table.type), DEPTH=DEPTH, num_warps=1, enable_fp_fusion=False
+    )  # fmt: skip
+
+
+def gather(x: torch.Tensor, rows: torch.Tensor, out: torch.Tensor) -> None:
+    """out[i] = x[rows[i]]. x [R, D], rows int32 [Q], out [Q, D] of x's type; every row number must be one of x."""
+    if out.shape != (len(rows), x.shape[1]) or out.dtype != x.dtype:
+        raise ValueError(f"the result is {out.dtype} {list(out.shape)}, expected {x.dtype} {[len(rows), x.shape[1]]}")
+    if len(rows) == 0:
+        return
+    _gather[(len(rows), triton.cdiv(x.shape[1], 1024))](x, rows, out, x.shape[1], BLOCK=1024, enable_fp_fusion=False)
