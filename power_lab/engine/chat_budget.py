@@ -24,9 +24,8 @@ MAX_DEPTH = 64
 MAX_TOTAL = 1 << 25  # weight of everything that one rendering makes and prints
 MAX_SECONDS = 1.0  # of this thread's processor time, so that a busy machine changes nothing
 MAX_CALLS = 64  # macros and recursive loops inside one another; each takes C stack, whatever Python's own limit is
-MAX_DIGITS = (
-    300  # of a float; Python raises 10 to that power, and one such operation stops every thread for as long as it takes
-)
+# Of a float. Python raises 10 to that power, and one such operation stops every thread for as long as it takes.
+MAX_DIGITS = 300
 MAX_PATTERN = 256  # where the work is the product of both lengths
 MAX_PATH = 8  # dots of an attribute path, which is walked for every item of a list
 

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import msgspec
 import psutil
@@ -16,7 +17,7 @@ from power_lab.engine.blocks import BlockPool
 from power_lab.engine.chat import NextPrompt, Turn, next_prompt
 from power_lab.engine.config import EngineConfig, Paths
 from power_lab.engine.interrupts import uninterrupted
-from power_lab.engine.live import Live, Verdict
+from power_lab.engine.live import Live, Verdict, verify
 from power_lab.engine.loader import Loaded, load
 from power_lab.engine.messages import Options, Tool
 from power_lab.engine.plan import StepPlan
@@ -30,8 +31,6 @@ from power_lab.engine.ticket import Ticket
 from power_lab.engine.trace import BlockState, EngineFacts, OnDelta, OnDone, RunRecord
 from power_lab.errors import EngineClosed, PowerLabError, StepFailed
 from power_lab.models import Report
-
-KV_LAYOUT = "f32 pages v1"
 
 
 class Engine:
@@ -82,7 +81,8 @@ class Engine:
             max_batch=self.config.max_batch,
             queue=self.config.queue_limit,
         )
-        self._scheduler = Scheduler(BlockPool(self._pages), limits, self._root, reuse=self.config.prefix_cache)
+        root = partial(prefix.model_root, self.facts)
+        self._scheduler = Scheduler(BlockPool(self._pages), limits, root, reuse=self.config.prefix_cache)
         self._proposer = Proposer(make_drafter, clock, self.facts.vocab)
         self._runner = Runner(
             self._loaded.model,
@@ -252,7 +252,7 @@ class Engine:
             for live in lives:
                 live.begin_step(begun)
             sampled = self._runner.execute(plan, {live.request.id: live.request for live in lives})
-            verdicts = _verify(plan, lives, sampled)
+            verdicts = verify(plan, lives, sampled.tokens)
             with self._critical():
                 start = self._clock()
                 ended = self._scheduler.commit(plan, [outcome for outcome, _ in verdicts])
@@ -300,8 +300,8 @@ class Engine:
                     self._scheduler.end(live.request, Finish.CANCELLED, EngineClosed("The engine was closed."))
                 self._settle(live, self._clock())
             self._runner.release()
-        if self._owns_device:
-            self._runner.ops.close()
+            if self._owns_device:
+                self._runner.ops.close()  # in turn: another engine may be stepping on the same threads
 
     def _run(self) -> None:
         while True:
@@ -392,16 +392,3 @@ class Engine:
         del self._live[live.request.id]
         self._totals.cached_tokens += live.request.cached
         live.finish(self.facts, now)
-
-    def _root(self, namespace: str) -> bytes:
-        facts = self.facts
-        parts = {"model": facts.sha256, "adapter": "", "kv": KV_LAYOUT, "mode": facts.mode, "digest": facts.digest}
-        return prefix.root({**parts, "namespace": namespace})
-
-
-def _verify(plan: StepPlan, lives: Sequence[Live], sampled: Sampled) -> list[tuple[Outcome, Verdict]]:
-    verdicts, at = [], 0
-    for span, live in zip(plan.spans, lives, strict=True):
-        verdicts.append(live.verify(span, sampled.tokens[at : at + span.sampled]))
-        at += span.sampled
-    return verdicts

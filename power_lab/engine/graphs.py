@@ -7,9 +7,8 @@ from collections.abc import Callable
 
 from power_lab.kernels.ops import Array, Graph, Ops
 
-KEPT_ROWS = (
-    64  # steps of more rows, prompts mostly, seldom come twice in one size and are called operation by operation
-)
+# Steps of more rows, prompts mostly, seldom come twice in one size and are called operation by operation.
+KEPT_ROWS = 64
 KEPT = 128  # graphs; the one that was not used for longest goes first
 
 

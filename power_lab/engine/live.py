@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import msgspec
 
 from power_lab.engine.detokenizer import StreamDecoder
-from power_lab.engine.plan import Span
+from power_lab.engine.plan import Span, StepPlan
 from power_lab.engine.request import Finish, Request
 from power_lab.engine.scheduler import Outcome
 from power_lab.engine.speculation.transaction import match
@@ -50,9 +50,8 @@ class Live:
         self._decoder = StreamDecoder(tokenizer, request.params.stop)
         self._text: list[str] = []
         self._drafted = self._accepted = 0
-        self._params = msgspec.to_builtins(
-            request.params, str_keys=True
-        )  # now: what cannot be recorded is refused at once
+        # Now, so that what cannot be recorded is refused at once.
+        self._params = msgspec.to_builtins(request.params, str_keys=True)
         self._on_delta = on_delta
         self._on_done = on_done
         self._submitted = now
@@ -164,3 +163,12 @@ class Live:
             engine=facts,
             draft_pieces={token: self._tokenizer.piece(token) for r in self.rounds for token in r.rejected},
         )
+
+
+def verify(plan: StepPlan, lives: Sequence[Live], targets: Sequence[int]) -> list[tuple[Outcome, Verdict]]:
+    """What each span of a step comes to; `targets` are the draws of all sampled rows, in plan order."""
+    verdicts, at = [], 0
+    for span, live in zip(plan.spans, lives, strict=True):
+        verdicts.append(live.verify(span, targets[at : at + span.sampled]))
+        at += span.sampled
+    return verdicts

@@ -13,11 +13,8 @@ MAX_OPTIONS = 64
 MAX_CHARACTERS = 1 << 22  # of all messages together, and of tools and options
 MAX_DEPTH = 32  # of lists and dicts inside one another
 KEYS = ("role", "content", "name", "reasoning_content", "reasoning", "thinking", "tool_calls", "tool_call_id")
-_REASONING = (
-    "reasoning_content",
-    "thinking",
-    "reasoning",
-)  # one thing under three names; templates ask for either of the first two
+# One thing under three names; templates ask for either of the first two.
+_REASONING = ("reasoning_content", "thinking", "reasoning")
 _OWN = ("messages", "tools", "add_generation_prompt", "bos_token", "eos_token")
 
 Message = dict[str, Any]

@@ -11,9 +11,11 @@ from collections.abc import Mapping, Sequence
 
 from blake3 import blake3
 
+from power_lab.engine.trace import EngineFacts
 from power_lab.errors import ConfigError
 
 BLOCK_TOKENS = 64
+KV_LAYOUT = "f32 pages v1"
 _DOMAIN = "power-lab 2026-11 prefix chain v1"
 
 
@@ -25,6 +27,12 @@ def root(parts: Mapping[str, str]) -> bytes:
             hasher.update(struct.pack("<Q", len(text)))
             hasher.update(text)
     return hasher.digest()
+
+
+def model_root(facts: EngineFacts, namespace: str) -> bytes:
+    """The root of what one engine's model computes in a namespace. Adapters are part of it before there are any."""
+    parts = {"model": facts.sha256, "adapter": "", "kv": KV_LAYOUT, "mode": facts.mode, "digest": facts.digest}
+    return root({**parts, "namespace": namespace})
 
 
 def extend(parent: bytes, tokens: Sequence[int]) -> bytes:

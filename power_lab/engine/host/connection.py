@@ -111,9 +111,8 @@ class Connection:
     async def _handle(self, frame: wire.Request) -> None:
         match frame:
             case wire.Submit():
-                await self._guarded(
-                    frame.id, self._submit(frame)
-                )  # in order, so that runs start in the order they were asked for
+                # In order, so that runs start in the order they were asked for.
+                await self._guarded(frame.id, self._submit(frame))
             case wire.Cancel():
                 self._cancel(frame.id)
             case wire.Load():

@@ -89,8 +89,7 @@ def unigram_model(
     if long is not None:
         raise TokenizerError(f"{vocabulary.where}: token {long} is longer than {MAX_PIECE_CHARS} characters.")
     # The unknown token takes part under an empty name, which no text spells: a piece called <unk> would be found in text.
-    best = max(
-        (scores[token] for token in tokens), default=0.0
-    )  # what is unknown costs 10 more than the worst, not this
+    # Its score does not count (what is unknown costs 10 more than the worst), but must not be the worst.
+    best = max((scores[token] for token in tokens), default=0.0)
     pieces = [("", best), *((texts[token], scores[token]) for token in tokens)]
     return models.Unigram(pieces, 0, byte_fallback), [vocabulary.checked("unknown token", unknown), *tokens]

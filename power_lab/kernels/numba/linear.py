@@ -22,9 +22,8 @@ from power_lab.kernels.numba.tiles import AHEAD, LINE, Tile
 from power_lab.kernels.numba.vector import LANES, Builder, Span, Value, i64_pointer
 
 STRIP = 32  # weight rows, so output columns, that are worked on at a time
-TWICE = (
-    2 * DIRECT_ROWS
-)  # activation rows up to which weights are unpacked in registers, twice if need be, and not into panels
+# Activation rows up to which weights are unpacked in registers, twice if need be, and not into panels.
+TWICE = 2 * DIRECT_ROWS
 TILE_ROWS = 4  # activation rows of a tile that reads panels
 NONE, SILU, GELU_TANH = range(3)
 ACTIVATIONS = {"silu": SILU, "gelu_tanh": GELU_TANH}
