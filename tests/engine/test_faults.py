@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
@@ -111,6 +112,7 @@ def test_a_thousand_faults_leave_blocks_sound_and_answers_exact(graphs: bool, nu
 def _step_under_sigint(engine: Engine, rng: random.Random) -> None:
     """A real SIGINT from another thread, somewhere in a few steps: in planning, in a kernel, in the commit."""
     timer = threading.Timer(rng.random() * 0.004, os.kill, (os.getpid(), signal.SIGINT))
+    gc.disable()  # Hypothesis times collections, where an interrupt would vanish
     try:
         timer.start()
         for _ in range(500):
@@ -122,6 +124,8 @@ def _step_under_sigint(engine: Engine, rng: random.Random) -> None:
             pass  # a signal is delivered between bytecodes
     except KeyboardInterrupt:
         timer.join()
+    finally:
+        gc.enable()
 
 
 def test_an_interrupted_step_is_simply_run_again(numba_ops: Callable[[int], Ops]) -> None:
