@@ -1,0 +1,69 @@
+"""Root mean square normalisation (Zhang and Sennrich 2019, arXiv:1910.07467), with the residual addition before it; logit soft-capping.
+
+One program is one row, in one block whose size and warps the width alone decides: a row's bits cannot depend on its neighbours.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+PLAN = "norm: one row a program, one block; (x * (1 / sqrt(sum / width + eps))) * w, rounded operation by operation"
+CAPPED = 2048  # values of one program of `softcap`
+
+
+@triton.jit
+def _scale(x, eps, D: tl.constexpr):
+    """1 / sqrt(mean(x^2) + eps) of a row whose padding is 0."""
+    return tl.div_rn(1.0, tl.sqrt_rn(tl.sum(x * x, 0) / D + eps))
+
+
+@triton.jit
+def _norm_rows(x, delta, post, weight, out, eps, D: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * D
+    i = tl.arange(0, BLOCK)
+    inside = i < D
+    row = tl.load(x + at + i, mask=inside, other=0.0)
+    if delta is not None:
+        added = tl.load(delta + at + i, mask=inside, other=0.0)
+        if post is not None:
+            added = (added * _scale(added, eps, D)) * tl.load(post + i, mask=inside, other=0.0)
+        row = row + added
+        tl.store(x + at + i, row, mask=inside)
+    if weight is not None:
+        normed = (row * _scale(row, eps, D)) * tl.load(weight + i, mask=inside, other=0.0)
+        tl.store(out + at + i, normed, mask=inside)
+
+
+@triton.jit(do_not_specialize=["count"])
+def _softcap(x, count, cap, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + at, mask=at < count, other=0.0)
+    power = tl.exp2(tl.div_rn(value, cap) * 2.8853900817779268)  # e^2y as 2^(y * 2 log2 e); tanh(y) = 1 - 2 / (e^2y + 1)
+    tl.store(x + at, (1.0 - tl.div_rn(2.0, power + 1.0)) * cap, mask=at < count)
+
+
+def norm(
+    x: torch.Tensor,
+    delta: torch.Tensor | None,
+    post: torch.Tensor | None,
+    weight: torch.Tensor | None,
+    eps: float,
+    out: torch.Tensor | None,
+) -> None:
+    """x += delta, or x += rms_norm(delta) * post; then out = rms_norm(x) * weight. What is None is left out.
+
+    x and delta f32 [R, D], post and weight f32 [D], out f32 or bf16 [R, D], all contiguous. delta is only read. Without `delta`, x is
+    only read; without `weight`, out is not touched.
+    """
+    rows, width = x.shape
+    block = triton.next_power_of_2(width)
+    warps = min(max(block // 512, 1), 16)
+    _norm_rows[(rows,)](x, delta, post, weight, out, eps, width, block, num_warps=warps, enable_fp_fusion=False)
+
+
+def softcap(x: torch.Tensor, cap: float) -> None:
+    """x = cap * tanh(x / cap), in place. x f32, contiguous, of any shape."""
+    count = x.numel()
+    _softcap[(triton.cdiv(count, CAPPED),)](x, count, cap, CAPPED, num_warps=4, enable_fp_fusion=False)

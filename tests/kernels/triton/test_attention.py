@@ -1,0 +1,89 @@
+"""Paged attention through Triton's interpreter, against the reference: what is masked, folded and written where. Bits are the GPU suite's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from power_lab.kernels import reference
+from power_lab.kernels.ops import BLOCK, Batch
+from power_lab.kernels.triton import attention, rope
+
+pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
+
+
+@dataclass(frozen=True)
+class Case:
+    """Sequences as (first position, rows), and what a layer does to them."""
+
+    spans: tuple[tuple[int, int], ...] = ((0, 1),)
+    heads: tuple[int, int, int] = (2, 1, 16)
+    window: int = 0
+    softcap: float = 0.0
+    temperature: bool = False
+    shuffled: bool = False
+
+
+SPLITS = ((600, 1), (255, 2), (256, 1))
+CASES = [
+    Case(),
+    Case(SPLITS),
+    Case(SPLITS, heads=(3, 1, 16)),
+    Case(((515, 3), (0, 1)), heads=(4, 2, 24), window=300),
+    Case(((515, 3),), window=1),
+    Case(((300, 2),), softcap=2.0, temperature=True),
+    Case(((0, 90), (250, 10)), heads=(2, 1, 16)),
+    Case(((300, 80),), heads=(3, 1, 16), window=100),
+    Case(((0, 40), (60, 30)), heads=(1, 1, 16), shuffled=True, temperature=True),
+    Case(((20, 2),), heads=(40, 1, 16)),
+]
+
+
+def make(case: Case) -> tuple[torch.Tensor, Batch, torch.Tensor, torch.Tensor, list[np.ndarray]]:
+    """qkv of a step, its batch, pages in which only what came before is not NaN, and each row's (keys, values)."""
+    q_heads, kv_heads, dim = case.heads
+    rng, pages = np.random.default_rng(1), -(-max(first + rows for first, rows in case.spans) // BLOCK) + 1
+    tables = (rng.permutation(len(case.spans) * pages) + 1).reshape(len(case.spans), pages).astype(np.int32)
+    keys, values = rope.kv_cache(tables.size + 1, kv_heads, dim, "cpu")
+    keys.fill_(torch.nan), values.fill_(torch.nan)
+    history = []
+    for table, (first, rows) in zip(tables, case.spans, strict=True):
+        kv = torch.from_numpy(rng.standard_normal((2, first + rows, kv_heads, dim)).astype(np.float32)).bfloat16()
+        for cache, part in zip((keys, values), kv, strict=True):
+            seen = max(first + 1 - case.window, 0) if case.window else 0
+            for position in range(seen, first + rows):
+                cache[table[position // BLOCK], :, position % BLOCK] = part[position]
+        tables_end = -(-(first + rows) // BLOCK)
+        table[tables_end:] = 0
+        history.append(kv.double())
+    positions = np.concatenate([np.arange(first, first + rows) for first, rows in case.spans])
+    table_of = np.repeat(np.arange(len(case.spans)), [rows for _, rows in case.spans])
+    order = rng.permutation(len(positions)) if case.shuffled else np.arange(len(positions))
+    positions, table_of = positions[order].astype(np.int32), table_of[order].astype(np.int32)
+    qkv = torch.from_numpy(rng.standard_normal((len(order), (q_heads + 2 * kv_heads) * dim)).astype(np.float32))
+    qkv = qkv.bfloat16().float()
+    ints = [torch.from_numpy(x) for x in (positions, positions.astype(np.int64), table_of, tables)]
+    return qkv, Batch(ints[0], ints[0], *ints[1:], ints[0]), keys, values, history
+
+
+@pytest.mark.parametrize("case", CASES, ids=repr)
+def test_rows_see_their_own_keys(case: Case) -> None:
+    q_heads, kv_heads, dim = case.heads
+    qkv, batch, keys, values, history = make(case)
+    rows, pages = qkv.shape[0], batch.tables.shape[1]
+    temperature = (1 + torch.arange(1000) % 7 / 10) if case.temperature else None
+    scratch = torch.full((attention.scratch_floats(rows, q_heads, kv_heads, dim, pages),), torch.nan)
+    out = torch.full((rows, q_heads * dim), torch.nan)
+    attention.attention(
+        qkv, batch, q_heads, dim**-0.5, keys, values, out, case.window, case.softcap, temperature, scratch
+    )
+    for row in range(rows):
+        position = int(batch.positions[row])
+        k, v = history[int(batch.table_of[row])][:, : position + 1]
+        scale = dim**-0.5 * (float(temperature[position]) if temperature is not None else 1.0)
+        q = qkv[row, : q_heads * dim].view(q_heads, dim)
+        want = reference.attention(q, k, v, scale, case.window, case.softcap).reshape(-1)
+        np.testing.assert_allclose(out[row].numpy(), want.numpy(), rtol=2e-5, atol=2e-6)
