@@ -77,7 +77,7 @@ def _merge(lists, programs, top, norm, ids, values, PROGRAMS: tl.constexpr):
     part = tl.arange(0, PROGRAMS)
     at = part * top
     head = tl.load(lists + at, mask=part < programs, other=NOTHING, cache_modifier=".cg")
-    for i in range(0, top):
+    for i in range(top):
         best = tl.min(head)
         tl.store(ids + i, best.to(tl.int32))
         tl.store(values + i, _value(best) - norm)
@@ -103,7 +103,7 @@ def _logprobs(
     tl.store(all_largest + part, largest)
     tl.store(all_sums + part, tl.sum(tl.where(inside, exp(_less(x, largest)), 0.0)))
     keys = tl.where(inside, _key(x, token), NOTHING)
-    for i in range(0, top):
+    for i in range(top):
         best = tl.min(keys)
         tl.store(all_keys + part * top + i, best)
         keys = tl.where(keys == best, NOTHING, keys)
@@ -112,7 +112,8 @@ def _logprobs(
         maxima = tl.load(all_largest + each, mask=each < programs, other=-float("inf"), cache_modifier=".cg")
         sums = tl.load(all_sums + each, mask=each < programs, other=0.0, cache_modifier=".cg")
         highest = tl.max(maxima)
-        norm = highest + log(tl.sum(sums * exp(_less(maxima, highest))))
+        total = tl.sum(sums * exp(_less(maxima, highest)))
+        norm = tl.where(total == total, highest + log(total), total)  # `log` takes NaN for a number
         wanted = tl.load(tokens + row)
         known = (wanted >= 0) & (wanted < vocabulary)
         tl.store(chosen + row, tl.load(logits + wanted, mask=known, other=float("nan")) - norm)

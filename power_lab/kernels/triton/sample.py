@@ -60,7 +60,7 @@ class Scratch:
         tops: f32 [Q], the largest logit, or `NO_TOP` where the token is known.
         cuts: int64 [Q], key of the last survivor.
         bins: int64 [Q, BINS]; limits: int64 [Q, 3], see `survivors.find_limit`.
-        keys: int64 [Q, LISTED]; filled: int32 [Q], see `survivors.collect`.
+        keys: int64 [Q, listed]; filled: int32 [Q], see `survivors.collect`.
         arrived: int32 [Q], programs that have finished a pass.
     """
 
@@ -76,13 +76,13 @@ class Scratch:
     arrived: Tensor
 
     @classmethod
-    def allocate(cls, rows: int, vocabulary: int, device: torch.device | str, block: int = SMALLEST_BLOCK) -> Scratch:
-        """Room for `rows` rows; `block`: the least number of logits that one program will take."""
+    def allocate(cls, rows: int, vocabulary: int, device: torch.device | str, listed: int = survivors.LISTED) -> Scratch:
+        """Room for `rows` rows; `listed`: keys that are collected per row."""
 
         def empty(*shape: int, dtype: torch.dtype) -> Tensor:
             return torch.empty((rows, *shape), dtype=dtype, device=device)
 
-        programs = triton.cdiv(vocabulary, block)
+        programs = triton.cdiv(vocabulary, SMALLEST_BLOCK)
         return cls(
             z=empty(vocabulary, dtype=torch.float32),
             best=empty(programs, dtype=torch.float32),
@@ -91,7 +91,7 @@ class Scratch:
             cuts=empty(dtype=torch.int64),
             bins=empty(survivors.BINS.value, dtype=torch.int64),
             limits=empty(3, dtype=torch.int64),
-            keys=empty(survivors.LISTED.value, dtype=torch.int64),
+            keys=empty(listed, dtype=torch.int64),
             filled=empty(dtype=torch.int32),
             arrived=torch.zeros(rows, dtype=torch.int32, device=device),
         )
@@ -229,10 +229,10 @@ def _collect(
     start, penalised = row * vocabulary, _is_penalised(control, spans + row * 5)
     away = survivors.distance(survivors.load(logits + start, z + start, penalised, token, inside), top, temperature)
     limit, keys, filled = limits + row * 3, keys + row * LISTED, filled + row
-    survivors.collect(away, token, inside, tl.load(limit), by_count & (p < 1), keys, filled)
+    survivors.collect(away, token, inside, tl.load(limit), by_count & (p < 1), keys, filled, LISTED)
     if arrive(arrived + row, programs):
         cut = survivors.find_cut(
-            by_count, p, limit, filled, keys, logits + start, z + start, penalised, vocabulary, top, temperature
+            by_count, p, limit, filled, keys, logits + start, z + start, penalised, vocabulary, top, temperature, LISTED
         )
         tl.store(cuts + row, tl.minimum(cut, tl.load(cuts + row)))
 

@@ -20,7 +20,7 @@ MANTISSA = tl.constexpr(6)  # 64 bins an octave, for distances from 2^-12 to 2^2
 FIRST_BIN = tl.constexpr((127 - 12) << 6)
 UNIT = tl.constexpr(2.0**44)  # mass of the most likely token
 EVERYTHING = tl.constexpr((0x7F800000 << 32) | 0x7FFFFFFF)  # a cut above all keys: an infinite distance, no such id
-LISTED = tl.constexpr(8192)  # keys collected per row; where more matter, the row itself is read again, slowly
+LISTED = 8192  # keys collected per row; where more matter, the row itself is read again, slowly
 STEP = tl.constexpr(1024)
 
 
@@ -101,7 +101,7 @@ def _matters(away, at, whole):
 
 
 @triton.jit
-def collect(away, token, inside, at, whole, keys, filled):
+def collect(away, token, inside, at, whole, keys, filled, LISTED: tl.constexpr):
     """Append the keys that matter to a row's list, in any order; `filled` counts them even where the list is full."""
     chosen = (inside & _matters(away, at, whole)).to(tl.int32)
     count = tl.sum(chosen)
@@ -162,7 +162,7 @@ def _mass_up_to(last, count, listed, keys, raw, z, penalised, vocabulary, top, t
 
 
 @triton.jit
-def find_cut(by_count, p, limit, filled, keys, raw, z, penalised, vocabulary, top, temperature):
+def find_cut(by_count, p, limit, filled, keys, raw, z, penalised, vocabulary, top, temperature, LISTED: tl.constexpr):
     """The last survivor's key by top-k, then top-p over what it left."""
     at, base, wanted = tl.load(limit), tl.load(limit + 1), tl.load(limit + 2)
     count = tl.load(filled, cache_modifier=".cg")

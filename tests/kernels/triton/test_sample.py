@@ -1,0 +1,114 @@
+"""The sampler chain through Triton's interpreter, against the reference. Large vocabularies and exact bits are the GPU suite's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from power_lab.kernels import reference
+from tests.kernels.triton.sampling import CHAINS, Row, at, draw, noise, penalised, poisoned, scores
+
+pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
+
+
+def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).standard_normal(shape).astype(np.float32))
+
+
+def reference_token(logits: torch.Tensor, row: Row) -> int:
+    f32 = lambda x: float(np.float32(x))  # noqa: E731
+    filters = row.top_k, f32(row.top_p), f32(row.min_p)
+    return reference.sample(penalised(logits, row), f32(row.temperature), *filters, row.seed, row.position)
+
+
+def test_noise_of_many_tokens_is_the_references() -> None:
+    """The other tests' yardstick."""
+    for seed, position in ((0, 0), (2**64 - 1, 2**40 + 5)):
+        want = [reference.gumbel(seed, position, token) for token in range(200)]
+        np.testing.assert_allclose(noise(seed, position, 200, torch.device("cpu")).numpy(), want, rtol=1e-12)
+
+
+def test_tokens_are_the_references() -> None:
+    logits = normal(len(CHAINS), 1000) * 3
+    rows = [replace(at(row, i * 2**34), seed=2**64 - 1 - i) for i, row in enumerate(CHAINS)]
+    assert draw(logits, rows) == [reference_token(*pair) for pair in zip(logits, rows, strict=True)]
+
+
+@pytest.mark.parametrize("row", [Row(top_k=100, top_p=0.8), Row(top_p=0.6), Row(top_k=300)], ids=str)
+def test_a_row_is_split_over_programs(row: Row) -> None:
+    logits = normal(1, 2500) * 2
+    want = [int(scores(logits[0], row).argmax())]
+    assert draw(logits, [row]) == want
+    assert draw(logits, [row], poisoned(1, 2500, listed=16)) == want, "more keys matter than the list holds"
+    assert draw(logits, [row], meta={"BLOCK": 4096, "num_warps": 4}) == want
+
+
+@settings(deadline=None, max_examples=12)
+@given(
+    st.lists(st.integers(0, 49), max_size=20),
+    st.lists(st.integers(0, 49), max_size=20),
+    st.sampled_from([1.0, 1.3, 0.8]),
+    st.sampled_from([0.0, 0.7, -0.4]),
+    st.dictionaries(st.integers(0, 49), st.sampled_from([-100.0, 0.5, 4.0, -np.inf]), max_size=5),
+    st.sampled_from([0.0, 0.9]),
+)
+def test_penalties_and_bias(
+    before: list[int],
+    generated: list[int],
+    repetition: float,
+    presence: float,
+    bias: dict[int, float],
+    temperature: float,
+) -> None:
+    logits = normal(1, 50, seed=len(before)) * 2
+    row = Row(temperature, 0, 1.0, 0.0, repetition, presence, 7, 0, tuple(before), tuple(generated), bias)
+    assert draw(logits, [row]) == [reference_token(logits[0], row)]
+
+
+def test_a_long_history() -> None:
+    """Several looks at the history, tokens of several programs."""
+    rng = np.random.default_rng(2)
+    before, generated = rng.integers(0, 1500, 700).tolist(), rng.integers(0, 1500, 300).tolist()
+    logits = normal(2, 1500, seed=3)
+    row = Row(repetition=1.5, presence=0.5, before=tuple(before), generated=tuple(generated), bias={1499: 3.0})
+    rows = [row, replace(row, temperature=0.0)]
+    assert draw(logits, rows) == [reference_token(*pair) for pair in zip(logits, rows, strict=True)]
+
+
+def test_survivors_where_values_tie() -> None:
+    """Among equal logits the lowest ids survive; noise would choose among all."""
+    flat = torch.zeros(8, 77)
+    rows = [at(Row(top_k=5), i) for i in range(8)]
+    assert draw(flat, rows) == [int(noise(7, i, 77, flat.device)[:5].argmax()) for i in range(8)]
+    rows = [at(Row(top_p=0.05), i) for i in range(8)]
+    assert draw(flat, rows) == [int(noise(7, i, 77, flat.device)[:4].argmax()) for i in range(8)]
+    assert draw(flat[:1], [Row(temperature=0.0)]) == [0]
+    steps = torch.tensor([[1, 3, 3, 2, 3, 3, -np.inf, -50]] * 8)
+    assert set(draw(steps, [at(Row(top_k=3), i) for i in range(8)])) <= {1, 2, 4}
+    assert set(draw(steps, [at(Row(top_k=7, temperature=50.0), i) for i in range(8)])) <= {0, 1, 2, 3, 4, 5, 7}
+    assert set(draw(steps, [at(Row(min_p=0.999), i) for i in range(8)])) <= {1, 2, 4, 5}
+
+
+def test_bad_logits_fail_their_own_row_only() -> None:
+    logits = normal(8, 100)
+    rows = [Row(temperature=i % 2, top_k=i // 4 * 10) for i in range(8)]
+    want = draw(logits, rows)
+    for i, bad in ((1, np.nan), (2, np.nan), (4, np.inf), (7, np.inf)):
+        logits[i, 99], want[i] = bad, -1
+    logits[6], want[6] = -torch.inf, -1
+    assert draw(logits, rows) == want
+
+
+@pytest.mark.parametrize("temperature", [1e-6, 1.0])
+def test_equal_logits_are_drawn_equally_at_any_temperature(temperature: float) -> None:
+    logits = torch.full((24, 100), -50.0)
+    logits[:, [20, 70]] = 20
+    words = [noise(7, i, 100, logits.device) for i in range(24)]
+    want = [20 if word[20] > word[70] else 70 for word in words]
+    assert draw(logits, [at(Row(temperature=temperature), i) for i in range(24)]) == want
+    assert 4 < want.count(20) < 20
