@@ -212,6 +212,24 @@ def test_result_gives_up_after_its_timeout_without_a_thread_too(numba_ops: Calla
     assert ticket.result().finish == "length"
 
 
+def test_a_model_s_threads_end_between_steps_of_other_engines(
+    numba_ops: Callable[[int], Ops], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = tiny.loaded(tiny.Shape(layers=1), numba_ops(2))
+    engine = Engine(EngineConfig(kv_tokens=256, step_tokens=64), loaded=loaded, threaded=False)
+    monkeypatch.setattr(engine, "_owns_device", True)
+    free: list[bool] = []
+
+    def close() -> None:
+        other = threading.Thread(target=lambda: free.append(loaded.turn.acquire(blocking=False)))  # type: ignore[attr-defined]
+        other.start()
+        other.join()
+
+    monkeypatch.setattr(loaded.model.ops, "close", close)
+    engine.close()
+    assert free == [False]
+
+
 def test_close_frees_the_kv_pool(numba_ops: Callable[[int], Ops]) -> None:
     engine = tiny.engine(tiny.Shape(layers=1), numba_ops(2))
     pool = weakref.ref(engine._runner.caches[0].keys)

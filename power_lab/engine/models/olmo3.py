@@ -19,7 +19,11 @@ THETA = 500000.0
 
 
 def from_gguf(meta: Metadata, source: WeightSource, vocab: int) -> ModelSpec:
-    """Both generations are `olmo2` files; those of OLMo 3 state a window."""
+    """Both generations are `olmo2` files; those of OLMo 3 state a window.
+
+    Their `attn_factor` is config.json's `attention_factor`, YaRN's whole magnitude. llama.cpp multiplies it with the one that it
+    derives from `factor`, so its attention is sharper than the model's own.
+    """
     t = topology.from_gguf(meta, "olmo2", vocab)
     turn, tensors = rope.from_gguf(meta, source, "olmo2", t.rotary_dim, theta=THETA, context=t.context, whole=True)
     theta = meta.get("olmo2.rope.freq_base", float, THETA, 1.0, 1e12)

@@ -50,10 +50,11 @@ class Topology:
         for heads, kv_heads in zip(self.heads, self.kv_heads, strict=True):
             if heads % kv_heads:
                 raise ModelFileError(f"{self.architecture}: {kv_heads} KV heads do not divide {heads} heads.")
-        if self.head_dim % 8 or self.rotary_dim % 2 or not 0 < self.rotary_dim <= self.head_dim:
+        sound = self.head_dim % 8 == 0 and self.rotary_dim % 2 == 0
+        if not sound or not 0 < self.rotary_dim <= self.head_dim <= MAX_HEAD_DIM:
             raise ModelFileError(
                 f"{self.architecture}: heads of {self.head_dim} values, {self.rotary_dim} of them rotated, are not supported.",
-                "8 must divide the head size, and 2 the rotated part.",
+                f"8 must divide the head size, at most {MAX_HEAD_DIM}, and 2 the rotated part.",
             )
 
     @property

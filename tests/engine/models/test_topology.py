@@ -160,3 +160,8 @@ def test_a_model_trained_for_one_position_has_no_magnitude() -> None:
     keys = {"rope.scaling.original_context_length": 1}
     rope = from_gguf("phi3", keys=keys, tensors=FACTORS).layers[0].attention.rope
     assert rope is not None and rope.magnitude == 1.0
+
+
+def test_heads_are_bounded_also_where_their_size_follows_from_the_width() -> None:
+    with pytest.raises(ModelFileError, match="heads of 65536 values"):
+        from_gguf("llama", keys={"embedding_length": 65536, "attention.head_count": 1, "attention.key_length": None})
