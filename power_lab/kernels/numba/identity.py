@@ -22,7 +22,9 @@ def instruction_path() -> str:
 def sources() -> list[Path]:
     """Every file whose text can change a kernel."""
     here = Path(__file__).parent
-    return sorted(here.rglob("*.py")) + [here.parent / name for name in ("ops.py", "quants.py", "layouts.py")]
+    return sorted(here.rglob("*.py")) + [
+        here.parent / name for name in ("ops.py", "quants.py", "layouts.py", "positions.py")
+    ]
 
 
 def digest() -> str:

@@ -14,6 +14,7 @@ from power_lab.kernels.numba import rope as rope_kernels
 from power_lab.kernels.numba.program import Job, Program, address, words
 from power_lab.kernels.numba.team import PITCH, SCRATCH, Team, run
 from power_lab.kernels.ops import BLOCK, Activation, Array, Batch, Graph, KVCache, SampleRows, Weight
+from power_lab.kernels.positions import rope_table
 from power_lab.kernels.quants import GEOMETRY, QuantType, row_bytes
 
 FEW_ROWS = 32  # scratch for gated products of these is there from the first use of a weight; for more when they come
@@ -126,7 +127,7 @@ class NumbaOps:
         return KVCache(keys, np.zeros((pages, heads, BLOCK, head_dim), np.float32), heads, head_dim)
 
     def rope_tables(self, positions: int, frequencies: Sequence[float], magnitude: float) -> Array:
-        return rope_kernels.rope_table(positions, frequencies, magnitude)
+        return rope_table(positions, frequencies, magnitude)
 
     # --- operations of a step -----------------------------------------------------------------------------------------------------
 

@@ -5,8 +5,6 @@ Pages: keys [pages, KV heads, head_dim, BLOCK], so that attention reads 16 keys 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from numba import carray, njit
 
@@ -18,12 +16,6 @@ from power_lab.kernels.ops import BLOCK, Batch, KVCache
 
 ROWS = 4  # a chunk's; fewer are not worth sharing
 PLAN = "x0 * cos - x1 * sin, x0 * sin + x1 * cos, rounded operation by operation"
-
-
-def rope_table(positions: int, frequencies: Sequence[float], magnitude: float) -> np.ndarray:
-    """f32 [positions, pairs, 2]: magnitude times cosine and sine of position * frequency, computed in f64."""
-    angle = np.arange(positions, dtype=np.float64)[:, None] * np.asarray(frequencies, np.float64)
-    return (magnitude * np.stack([np.cos(angle), np.sin(angle)], axis=-1)).astype(np.float32)
 
 
 @njit(nogil=True, inline="always")
