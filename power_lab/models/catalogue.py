@@ -40,13 +40,12 @@ class Packaged:
     """A model that lies inside wheels.
 
     Attributes:
-        name, title: how it is called; file: its name in the model folder.
+        name: how it is called; file: its name in the model folder.
         sha256, size: of the model file, in hex and bytes; license: SPDX.
         parts: the pieces that make the file, in order; terms: what must be accepted first, or None.
     """
 
     name: str
-    title: str
     file: str
     sha256: str
     size: int
@@ -73,7 +72,6 @@ def _gemma_part(number: int, size: int) -> Part:
 
 _SMOLLM2 = Packaged(
     name="smollm2",
-    title="SmolLM2 135M Instruct (Q4_1)",
     file="SmolLM2-135M-Instruct.Q4_1.gguf",
     sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     size=98_362_432,
@@ -83,7 +81,6 @@ _SMOLLM2 = Packaged(
 
 _GEMMA3_270M = Packaged(
     name="gemma3-270m",
-    title="Gemma 3 270M, base (Q4_K_M)",
     file="gemma-3-270m.Q4_K_M.gguf",
     sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
     size=253_113_024,

@@ -21,7 +21,6 @@ from power_lab.models import CATALOGUE, Packaged, Part, Terms, download
 CONTENT = b"GGUF" + bytes(range(256)) * 4000
 TINY = Packaged(
     name="tiny",
-    title="Tiny",
     file="tiny.gguf",
     sha256=hashlib.sha256(CONTENT).hexdigest(),
     size=len(CONTENT),
@@ -33,7 +32,6 @@ CUT = (0, 400_000, 800_000, len(CONTENT))
 TERMS_TEXT = b"<html>Be kind.</html>"
 PARTED = Packaged(
     name="parted",
-    title="Parted",
     file="parted.gguf",
     sha256=TINY.sha256,
     size=TINY.size,

@@ -153,7 +153,7 @@ def test_a_wait_that_times_out_leaves_the_run_alone(home: Home):
 def test_typed_errors_come_back_typed_with_the_log(home: Home):
     engine = home.engine()
     error = raises(CapacityError, lambda: engine.submit("raise typed", SamplingParams()).result())
-    assert str(error) == "needs 9 blocks, 8 are there Use less."
+    assert str(error) == "needs 9 blocks, 8 are there. Use less."
     assert error.__notes__ == [f"Engine log: {home.paths.state / 'host.log'}"]
     assert engine.submit("again", SamplingParams(max_tokens=2)).result().finish == "length"
 
