@@ -76,7 +76,7 @@ def _merge(lists, programs, top, norm, ids, values, PROGRAMS: tl.constexpr):
     """The best of all programs' ordered lists [programs, top], one after another."""
     part = tl.arange(0, PROGRAMS)
     at = part * top
-    head = tl.load(lists + at, mask=part < programs, other=NOTHING, cache_modifier=".cg")
+    head = tl.load(lists + at, mask=(part < programs) & (top > 0), other=NOTHING, cache_modifier=".cg")
     for i in range(top):
         best = tl.min(head)
         tl.store(ids + i, best.to(tl.int32))
@@ -120,7 +120,7 @@ def _logprobs(
         _merge(all_keys, programs, top, norm, ids + row * top, values + row * top, PROGRAMS)
 
 
-def logprobs(logits: Tensor, tokens: Tensor, chosen: Tensor, ids: Tensor, values: Tensor, scratch: Scratch) -> None:
+def launch(logits: Tensor, tokens: Tensor, chosen: Tensor, ids: Tensor, values: Tensor, scratch: Scratch) -> None:
     """Log-softmax of the given tokens and of the most likely ones, best first, the lowest id first among equals.
 
     Args:
@@ -136,3 +136,13 @@ def logprobs(logits: Tensor, tokens: Tensor, chosen: Tensor, ids: Tensor, values
         logits, vocabulary, tokens, chosen, ids, values, ids.shape[1], s.largest, s.sums, s.keys, s.arrived,
         BLOCK=BLOCK, PROGRAMS=triton.next_power_of_2(programs), num_warps=WARPS, enable_fp_fusion=False,
     )  # fmt: skip
+
+
+def logprobs(logits: Tensor, tokens: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor]:
+    """`launch` on new arrays: (f32 [Q] of `tokens`, int32 [Q, top] ids, f32 [Q, top] values)."""
+    rows, vocabulary = logits.shape
+    chosen = torch.empty(rows, dtype=torch.float32, device=logits.device)
+    ids = torch.empty((rows, top), dtype=torch.int32, device=logits.device)
+    values = torch.empty((rows, top), dtype=torch.float32, device=logits.device)
+    launch(logits, tokens, chosen, ids, values, Scratch.allocate(rows, vocabulary, top, logits.device))
+    return chosen, ids, values

@@ -76,7 +76,9 @@ class Scratch:
     arrived: Tensor
 
     @classmethod
-    def allocate(cls, rows: int, vocabulary: int, device: torch.device | str, listed: int = survivors.LISTED) -> Scratch:
+    def allocate(
+        cls, rows: int, vocabulary: int, device: torch.device | str, listed: int = survivors.LISTED
+    ) -> Scratch:
         """Room for `rows` rows; `listed`: keys that are collected per row."""
 
         def empty(*shape: int, dtype: torch.dtype) -> Tensor:
@@ -291,7 +293,7 @@ def sample(
         controls: of the Q rows.
         tokens: int32 [Q]; -1 for a row that holds NaN or has no finite largest logit.
         scratch: for at least Q rows of V logits.
-        meta: launch parameters instead of `plan`'s.
+        meta: launch parameters instead of `plan`'s; blocks of at least `SMALLEST_BLOCK`.
     """
     rows, vocabulary = logits.shape
     s, c = scratch, controls
@@ -303,9 +305,7 @@ def sample(
         logits, vocabulary, c.values, c.spans, c.history, c.bias_ids, c.bias_values, tokens,
         s.z, s.best, s.ids, s.tops, s.cuts, s.bins, s.filled, s.arrived, pitch, PROGRAMS=joined, BINS=bins, **meta,
     )  # fmt: skip
-    _histogram[grid](
-        logits, vocabulary, c.values, c.spans, s.z, s.tops, s.bins, s.limits, s.arrived, BINS=bins, **meta
-    )
+    _histogram[grid](logits, vocabulary, c.values, c.spans, s.z, s.tops, s.bins, s.limits, s.arrived, BINS=bins, **meta)
     _collect[grid](
         logits, vocabulary, c.values, c.spans, s.z, s.tops, s.cuts, s.limits, s.keys, s.filled, s.arrived,
         LISTED=listed, **meta,

@@ -132,8 +132,10 @@ def _weight(found, by_count):
 def _limit_key(
     high, base, wanted, by_count, count, listed, keys, raw, z, penalised, vocabulary, top, temperature, at, whole
 ):
-    """The least key, at most `high`, with base + the weight of all keys up to it >= wanted. Each look halves what is left, and shrinks it to keys
-    that exist."""
+    """The least key, at most `high`, with base + the weight of all keys up to it >= wanted.
+
+    Each look halves what is left, and shrinks it to keys that exist.
+    """
     low = tl.full([], -1, tl.int64)
     while high - low > 1:
         middle = low + (high - low) // 2
@@ -177,6 +179,20 @@ def find_cut(by_count, p, limit, filled, keys, raw, z, penalised, vocabulary, to
         total = _mass_up_to(cut, count, listed, keys, raw, z, penalised, vocabulary, top, temperature, at, whole)
         zero = tl.full([], 0, tl.int64)
         cut = _limit_key(
-            cut, zero, _share(total, p), False, count, listed, keys, raw, z, penalised, vocabulary, top, temperature, at, whole
+            cut,
+            zero,
+            _share(total, p),
+            False,
+            count,
+            listed,
+            keys,
+            raw,
+            z,
+            penalised,
+            vocabulary,
+            top,
+            temperature,
+            at,
+            whole,
         )
     return cut

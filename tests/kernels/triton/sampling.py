@@ -99,7 +99,8 @@ def penalised(logits: Tensor, row: Row) -> Tensor:
     """f64 [V]."""
     f32 = lambda x: float(np.float32(x))  # noqa: E731
     every, bias = list(row.before + row.generated), {token: f32(value) for token, value in row.bias.items()}
-    return reference.penalise(logits, every, list(row.generated), f32(row.repetition), f32(row.presence), bias)
+    penalties = f32(row.repetition), f32(row.presence)
+    return reference.penalise(logits.cpu(), every, list(row.generated), *penalties, bias).to(logits.device)
 
 
 def scores(logits: Tensor, row: Row) -> Tensor:

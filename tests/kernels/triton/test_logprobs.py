@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from power_lab.kernels import reference
-from power_lab.kernels.triton.logprobs import Scratch, logprobs
+from power_lab.kernels.triton.logprobs import Scratch, launch, logprobs
 
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
 
@@ -15,11 +15,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim
 def compute(logits: torch.Tensor, tokens: torch.Tensor, top: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """From poisoned scratch into poisoned results."""
     rows, vocabulary = logits.shape
-    scratch = Scratch.allocate(rows + 1, vocabulary, top + 2, "cpu")
+    scratch = Scratch.allocate(rows, vocabulary, top, "cpu")
     scratch.largest.fill_(torch.nan), scratch.sums.fill_(torch.nan), scratch.keys.fill_(-1)
     chosen, values = torch.full((rows,), torch.inf), torch.full((rows, top), torch.inf)
     ids = torch.full((rows, top), -7, dtype=torch.int32)
-    logprobs(logits, tokens, chosen, ids, values, scratch)
+    launch(logits, tokens, chosen, ids, values, scratch)
     assert not scratch.arrived.any(), "counters are 0 again"
     return chosen.numpy(), ids.numpy(), values.numpy()
 
@@ -45,4 +45,6 @@ def test_rows_that_have_no_softmax() -> None:
     chosen, ids, _ = compute(logits, torch.tensor([0, 0, 2999, -1], dtype=torch.int32), 2)
     assert np.isnan(chosen[[0, 1, 3]]).all()
     assert chosen[2] == pytest.approx(-np.log(500), abs=1e-6)
+    again = logprobs(logits[2:3], torch.tensor([2999], dtype=torch.int32), 2)
+    assert [x.tolist() for x in again] == [[chosen[2]], [[2500, 2501]], [[chosen[2]] * 2]]
     assert ids[2:].tolist() == [[2500, 2501], [0, 1]]
