@@ -36,7 +36,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     Attributes:
         model: a name from `lab.models()`, the path of a .gguf file or of a SafeTensors folder.
-        device: `auto` or `cpu`.
+        device: `cpu`, `cuda` (an NVIDIA GPU; new, and taken only when it is asked for by name) or `auto`, which is the CPU.
         mode: `exact` keeps every output bit for bit independent of batch, chunking, cache, speculation and preemption; `fast` does not.
         threads: CPU threads; 0 takes all cores.
         context: longest request in tokens (prompt and output); 0 takes the model's own limit.
@@ -48,7 +48,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """
 
     model: str = "smollm2"
-    device: Literal["auto", "cpu"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
     mode: Literal["exact", "fast"] = "exact"
     threads: int = 0
     context: int = 0
@@ -59,8 +59,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     prefix_cache: bool = True
 
     def __post_init__(self) -> None:
-        if self.device not in ("auto", "cpu"):
-            raise ConfigError("device", f"{self.device!r} has no engine in this version", "Use auto or cpu.")
+        if self.device not in ("auto", "cpu", "cuda"):
+            raise ConfigError("device", f"{self.device!r} has no engine in this version", "Use auto, cpu or cuda.")
         _between("threads", self.threads, 0, 1024)
         _between("context", self.context, 0, 1 << 24)
         _between("kv_tokens", self.kv_tokens, 64, 1 << 26)

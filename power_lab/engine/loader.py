@@ -53,7 +53,8 @@ def load(config: EngineConfig, paths: Paths, progress: Report) -> Loaded:
     Raises ConfigError, ModelFileError, TokenizerError or DownloadError (the model is not on this machine); nothing stays half-loaded.
     """
     threads = config.threads or usable_cores()
-    ops = _operations(config.mode, threads, paths, progress)
+    device = "cuda" if config.device == "cuda" else "cpu"
+    ops = _operations(device, config.mode, threads, paths, progress)
     entry = ensure(config.model, paths, progress)
     progress("model file", 0, 1)
     with open_checkpoint(entry.path) as checkpoint:
@@ -68,7 +69,7 @@ def load(config: EngineConfig, paths: Paths, progress: Report) -> Loaded:
         ops.prepare(types, lambda done, total, name: progress(f"kernels: {name}", done, total))
         weights = bind(spec, described.source, ops)
     if config.mode == "exact":
-        _prove(ops.digest(), threads, spec, weights, paths, progress)
+        _prove(device, ops.digest(), threads, spec, weights, paths, progress)
     facts = EngineFacts(
         model=entry.name,
         file=entry.path.name,
@@ -81,14 +82,16 @@ def load(config: EngineConfig, paths: Paths, progress: Report) -> Loaded:
         quantisation=weights.bytes_by_type,
         config=msgspec.to_builtins(config),
         mode=config.mode,
-        device="cpu",
+        device=device,
         threads=threads,
         digest=ops.digest(),
         revision=code_digest(),
         versions=versions(),
     )
     reasons = {
-        "device": "no GPU engine in this version: Numba kernels on the CPU",
+        "device": "as asked"
+        if config.device != "auto"
+        else "the CPU; a GPU is used when it is asked for (device='cuda')",
         "threads": f"{threads} of {os.cpu_count()} cores"
         + ("" if config.threads else " (all that this process may use)"),
         "context": why,
@@ -108,14 +111,22 @@ def _tokenizer(checkpoint: Checkpoint) -> Tokenizer:
     )
 
 
-def _operations(mode: str, threads: int, paths: Paths, progress: Report) -> Ops:
+def _operations(device: str, mode: str, threads: int, paths: Paths, progress: Report) -> Ops:
     """An operation table, compiled."""
-    ops = select("cpu", mode, threads, paths.kernels)
+    ops = select(device, mode, threads, paths.kernels)
     ops.warm_up(lambda done, total, name: progress(f"kernels: {name}", done, total))
     return ops
 
 
-def _prove(digest: str, threads: int, spec: ModelSpec, weights: ModelWeights, paths: Paths, progress: Report) -> None:
+def _prove(
+    device: str,
+    digest: str,
+    threads: int,
+    spec: ModelSpec,
+    weights: ModelWeights,
+    paths: Paths,
+    progress: Report,
+) -> None:
     """The load-time probe of DESIGN section 1: raises ExactnessError unless rows are independent on this model's own shapes.
 
     A pass is remembered per arithmetic digest and set of shapes. A table keeps the weights that it has seen, so the probe, whose
@@ -132,7 +143,7 @@ def _prove(digest: str, threads: int, spec: ModelSpec, weights: ModelWeights, pa
     if proved.exists():
         return
     progress("exactness probe", 0, 1)
-    table = _operations("exact", threads, paths, lambda *_: None)
+    table = _operations(device, "exact", threads, paths, lambda *_: None)
     try:
         probe(table, shapes)
     finally:

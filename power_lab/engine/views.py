@@ -216,7 +216,7 @@ def explain(config: EngineConfig, loaded: Loaded, context: int) -> tuple[Decisio
             if ops.mode == "fast"
             else f"the forward pass of up to {KEPT_ROWS} rows is recorded once for each shape and replayed",
         ),
-        Decision(key="kv_dtype", value="float32", owner="model", reason="CPU caches keep keys and values unquantised"),
+        Decision(key="kv_dtype", value=ops.kv_dtype, owner="backend", reason="keys and values are not quantised"),
     ]
     for key in ("rope", "parts"):
         if key in reasons:

@@ -131,12 +131,14 @@ class Ops(Protocol):
     Attributes:
         name, mode: of the device's path; activation: dtype of what linears read, "float32" or "bfloat16"; the residual stream, queries,
             keys and values on their way, and logits are float32 everywhere.
+        kv_dtype: of the caches.
         nbytes: scratch that is allocated now.
     """
 
     name: str
     mode: str
     activation: str
+    kv_dtype: str
 
     @property
     def nbytes(self) -> int: ...

@@ -21,9 +21,20 @@ def _fast_cpu(threads: int, cache_dir: Path) -> Ops:
     return TorchFastOps(cache_dir, threads)
 
 
+def _exact_cuda(threads: int, cache_dir: Path) -> Ops:
+    import torch
+
+    if not torch.cuda.is_available():
+        raise ConfigError("device", "torch sees no NVIDIA GPU on this machine.", "Use cpu, or see power-lab doctor.")
+    from power_lab.kernels.triton.ops import TritonOps
+
+    return TritonOps()
+
+
 TABLE: dict[tuple[str, str], Callable[[int, Path], Ops]] = {
     ("cpu", "exact"): _exact_cpu,
     ("cpu", "fast"): _fast_cpu,
+    ("cuda", "exact"): _exact_cuda,
 }
 """(device, mode) -> maker. Makers import their library, so that naming a device loads nothing."""
 
@@ -32,7 +43,7 @@ def select(device: str, mode: str, threads: int, cache_dir: Path) -> Ops:
     """The operations for a device and mode.
 
     Args:
-        device: "cpu".
+        device: "cpu" or "cuda".
         mode: "exact" (row invariant, the default everywhere) or "fast".
         threads: worker threads of CPU kernels, at least 1.
         cache_dir: folder for compiled kernels.

@@ -73,8 +73,8 @@ def test_other_programs_model_folders_are_found_as_they_find_them(
 
 
 def test_a_device_without_an_engine_is_refused_however_the_settings_are_made() -> None:
-    with pytest.raises(ConfigError, match="'cuda' has no engine") as caught:
-        EngineConfig(device="cuda")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="'tpu' has no engine") as caught:
+        EngineConfig(device="tpu")  # type: ignore[arg-type]
     assert caught.value.key == "device"
 
 

@@ -35,6 +35,7 @@ class NumbaOps:
     name = "numba"
     mode = "exact"
     activation = "float32"
+    kv_dtype = "float32"
     threading_layer = "team"
     threading_reason = "own threads that share chunks: no OpenMP barrier, which stalls on a busy machine"
 

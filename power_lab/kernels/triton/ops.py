@@ -38,6 +38,7 @@ class TritonOps:
     name = "triton"
     mode = "exact"
     activation = "bfloat16"
+    kv_dtype = "bfloat16"
 
     def __init__(self, device: str = "cuda") -> None:
         self.device = torch.device(device)
