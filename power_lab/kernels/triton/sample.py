@@ -23,7 +23,8 @@ from power_lab.kernels.triton import noise, survivors
 
 PLAN = "sample: exact maxima and integer sums, any split; philox4x32-10; 2048 bins, masses in units of 2^-44"
 
-SMALLEST_BLOCK = 1024
+SMALLEST_BLOCK, LARGEST_BLOCK = 1024, 4096
+GROUP = tl.constexpr(256)  # tokens whose largest logit helps to bound top-k
 PAST = tl.constexpr(256)  # history tokens looked at together
 NO_TOP = tl.constexpr(float("inf"))  # a row's maximum once its token is known
 BAD = tl.constexpr(-1)  # a token id that says: these logits cannot be sampled
@@ -57,6 +58,8 @@ class Scratch:
     Attributes:
         z: f32 [Q, V], penalised logits.
         best, ids: f32 and int32 [Q, programs], the largest value of each program's part and its lowest token.
+        peaks: f32 [Q, groups], the largest logit of each `GROUP` tokens, in rows with top-k.
+        fars: f32 [Q], see `survivors.add_to_histogram`.
         tops: f32 [Q], the largest logit, or `NO_TOP` where the token is known.
         cuts: int64 [Q], key of the last survivor.
         bins: int64 [Q, BINS]; limits: int64 [Q, 3], see `survivors.find_limit`.
@@ -67,6 +70,8 @@ class Scratch:
     z: Tensor
     best: Tensor
     ids: Tensor
+    peaks: Tensor
+    fars: Tensor
     tops: Tensor
     cuts: Tensor
     bins: Tensor
@@ -89,6 +94,8 @@ class Scratch:
             z=empty(vocabulary, dtype=torch.float32),
             best=empty(programs, dtype=torch.float32),
             ids=empty(programs, dtype=torch.int32),
+            peaks=empty(triton.cdiv(vocabulary, LARGEST_BLOCK) * LARGEST_BLOCK // GROUP.value, dtype=torch.float32),
+            fars=empty(dtype=torch.float32),
             tops=empty(dtype=torch.float32),
             cuts=empty(dtype=torch.int64),
             bins=empty(survivors.BINS.value, dtype=torch.int64),
@@ -170,8 +177,8 @@ def _join_parts(vocabulary, best, ids, programs, PROGRAMS: tl.constexpr):
 @triton.jit
 def _survey(
     logits, vocabulary, controls, spans, history, bias_ids, bias_values, tokens,
-    z, best, ids, tops, cuts, bins, filled, arrived, pitch,
-    BLOCK: tl.constexpr, PROGRAMS: tl.constexpr, BINS: tl.constexpr,
+    z, best, ids, peaks, fars, tops, cuts, bins, filled, arrived, pitch, peak_pitch,
+    BLOCK: tl.constexpr, PROGRAMS: tl.constexpr, PEAKS: tl.constexpr, BINS: tl.constexpr,
 ):  # fmt: skip
     row, part, programs = tl.program_id(1).to(tl.int64), tl.program_id(0), tl.num_programs(0)
     control, span = controls + row * 6, spans + row * 5
@@ -185,19 +192,29 @@ def _survey(
     for first in range(part * BLOCK, BINS, programs * BLOCK):
         index = first + tl.arange(0, BLOCK)
         tl.store(bins + row * BINS + index, tl.zeros([BLOCK], tl.int64), mask=index < BINS)
-    # NaN counts as an infinite largest logit: both are BAD.
-    _store_part(tl.where(inside & (x != x), float("inf"), x), token, vocabulary, best + part, ids + part)
+    x = tl.where(inside & (x != x), float("inf"), x)  # NaN counts as an infinite largest logit: both are BAD
+    _store_part(x, token, vocabulary, best + part, ids + part)
+    temperature, k, p = tl.load(control), tl.load(control + 1).to(tl.int32), tl.load(control + 2)
+    by_count, peaks = (k > 0) & (k < vocabulary), peaks + row * peak_pitch
+    if by_count:
+        group = part * (BLOCK // GROUP) + tl.arange(0, BLOCK // GROUP)
+        tl.store(peaks + group, tl.max(tl.reshape(x, [BLOCK // GROUP, GROUP]), axis=1))
     if arrive(arrived + row, programs):
         top, largest = _join_parts(vocabulary, best, ids, programs, PROGRAMS)
         tl.store(tokens + row, largest)
-        tl.store(tops + row, tl.where((tl.load(control) == 0) | (largest == BAD), NO_TOP, top))
+        known = (temperature == 0) | (largest == BAD)
+        tl.store(tops + row, tl.where(known, NO_TOP, top))
+        if by_count & (not known):
+            tl.store(fars + row, survivors.far_by_count(peaks, programs * (BLOCK // GROUP), k, top, temperature, PEAKS))
+        else:
+            tl.store(fars + row, survivors.far_by_mass(vocabulary, p))
         tl.store(cuts + row, survivors.min_p_cut(tl.load(control + 3)))
         tl.store(filled + row, 0)
 
 
 @triton.jit
 def _histogram(
-    logits, vocabulary, controls, spans, z, tops, bins, limits, arrived, BLOCK: tl.constexpr, BINS: tl.constexpr
+    logits, vocabulary, controls, spans, z, fars, tops, bins, limits, arrived, BLOCK: tl.constexpr, BINS: tl.constexpr
 ):
     row, part, programs = tl.program_id(1).to(tl.int64), tl.program_id(0), tl.num_programs(0)
     control, top = controls + row * 6, tl.load(tops + row)
@@ -210,7 +227,7 @@ def _histogram(
     start = row * vocabulary
     x = survivors.load(logits + start, z + start, _is_penalised(control, spans + row * 5), token, inside)
     away = survivors.distance(x, top, tl.load(control))
-    survivors.add_to_histogram(away, inside, by_count, bins + row * BINS)
+    survivors.add_to_histogram(away, inside, tl.load(fars + row), by_count, bins + row * BINS)
     if arrive(arrived + row, programs):
         survivors.find_limit(bins + row * BINS, by_count, k, p, limits + row * 3)
 
@@ -303,9 +320,12 @@ def sample(
     bins, listed = s.bins.shape[1], s.keys.shape[1]
     _survey[grid](
         logits, vocabulary, c.values, c.spans, c.history, c.bias_ids, c.bias_values, tokens,
-        s.z, s.best, s.ids, s.tops, s.cuts, s.bins, s.filled, s.arrived, pitch, PROGRAMS=joined, BINS=bins, **meta,
+        s.z, s.best, s.ids, s.peaks, s.fars, s.tops, s.cuts, s.bins, s.filled, s.arrived, pitch, s.peaks.shape[1],
+        PROGRAMS=joined, PEAKS=joined * meta["BLOCK"] // GROUP.value, BINS=bins, **meta,
     )  # fmt: skip
-    _histogram[grid](logits, vocabulary, c.values, c.spans, s.z, s.tops, s.bins, s.limits, s.arrived, BINS=bins, **meta)
+    _histogram[grid](
+        logits, vocabulary, c.values, c.spans, s.z, s.fars, s.tops, s.bins, s.limits, s.arrived, BINS=bins, **meta
+    )
     _collect[grid](
         logits, vocabulary, c.values, c.spans, s.z, s.tops, s.cuts, s.limits, s.keys, s.filled, s.arrived,
         LISTED=listed, **meta,

@@ -4,7 +4,8 @@ Survivors are a prefix of the tokens in order of (distance from the maximum upwa
 of the f32 distance (not negative, so they order like the number) above the id. One key, the `cut`, then tells all survivors.
 
 A histogram over the distance's leading bits, of tokens for top-k or of their mass for top-p, names the bin in which the limit
-falls; the keys that matter are collected, and one program per row bisects them. Masses are whole multiples of 2^-44, so sums are
+falls; the keys that matter are collected, and one program per row bisects them. Tokens further away than a bound that is cheap to
+have are only counted together: atomics are few. Masses are whole multiples of 2^-44, so sums are
 exact and atomics in any order give the same bits: 2^18 tokens of mass at most 1 stay below 2^63.
 """
 
@@ -72,12 +73,34 @@ def _share(total, p):
 
 
 @triton.jit
-def add_to_histogram(away, inside, by_count, bins):
-    """Add these tokens' counts or masses to a row's bins. The last bin (-inf logits, mostly) is summed first: it would queue."""
+def far_by_count(peaks, count, k, top, temperature, PEAKS: tl.constexpr):
+    """The distance of the k-th largest of `count` maxima of groups of tokens: at least k tokens are no further away."""
+    index = tl.arange(0, PEAKS)
+    peak = tl.load(peaks + index, mask=index < count, other=-float("inf"), cache_modifier=".cg")
+    bits = distance(peak, top, temperature).to(tl.int32, bitcast=True)
+    low, high = tl.full([], -1, tl.int32), tl.full([], 0x7F800000, tl.int32)
+    while high - low > 1:
+        middle = low + ((high - low) >> 1)
+        enough = tl.sum((bits <= middle).to(tl.int32)) >= k
+        high = tl.where(enough, middle, high)
+        low = tl.where(enough, low, middle)
+    return high.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def far_by_mass(vocabulary, p):
+    """A distance beyond which all tokens together have less than 1 - p of the mass; with room for rounding."""
+    return tl.log(vocabulary.to(tl.float32) / tl.maximum(1.0 - p, 2.0**-24)) + 1.0
+
+
+@triton.jit
+def add_to_histogram(away, inside, far, by_count, bins):
+    """Add these tokens' counts or masses to a row's bins; what lies beyond `far`, whatever its bin, to the last one, summed first."""
     where = _bin(away)
     weight = tl.where(inside, tl.where(by_count, 1, _mass(away)), 0)
-    tl.atomic_add(bins + where, weight, mask=(weight > 0) & (where < BINS - 1), sem="relaxed")
-    rest = tl.sum(tl.where(where == BINS - 1, weight, 0))
+    near = (away <= far) & (where < BINS - 1)
+    tl.atomic_add(bins + where, weight, mask=(weight > 0) & near, sem="relaxed")
+    rest = tl.sum(tl.where(near, 0, weight))
     tl.atomic_add(bins + BINS - 1, rest, mask=rest > 0, sem="relaxed")
 
 

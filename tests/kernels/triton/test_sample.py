@@ -39,7 +39,7 @@ def test_tokens_are_the_references() -> None:
     assert draw(logits, rows) == [reference_token(*pair) for pair in zip(logits, rows, strict=True)]
 
 
-@pytest.mark.parametrize("row", [Row(top_k=100, top_p=0.8), Row(top_p=0.6), Row(top_k=300)], ids=str)
+@pytest.mark.parametrize("row", [Row(top_k=100, top_p=0.8), Row(top_p=0.6), Row(top_k=300), Row(top_k=5)], ids=str)
 def test_a_row_is_split_over_programs(row: Row) -> None:
     logits = normal(1, 2500) * 2
     want = [int(scores(logits[0], row).argmax())]
