@@ -90,7 +90,7 @@ def test_every_split_gives_every_row_the_same_token() -> None:
         assert want[5:8] == [-1] * 3
         assert min(want[:5] + want[8:]) >= 0
         for meta in EVERY_PLAN:
-            assert draw(logits, rows, used, meta) == want
+            assert draw(logits, rows, used, meta=meta) == want
         assert draw(logits, rows, poisoned(64, vocabulary, "cuda", listed=64)) == want
         turned = list(reversed(range(64)))
         assert draw(logits[turned], [rows[i] for i in turned], used) == [want[i] for i in turned]
@@ -216,7 +216,9 @@ def test_times() -> None:
     """Microseconds of a replayed graph, for the reader: nothing is asserted of them."""
     kinds = {
         "greedy": Row(temperature=0.0),
+        "greedy, told": Row(temperature=0.0),
         "plain": Row(),
+        "plain, told": Row(),
         "top-k 50": Row(top_k=50),
         "top-p 0.95": Row(top_p=0.95),
         "k 50, p 0.95": Row(top_k=50, top_p=0.95),
@@ -231,13 +233,14 @@ def test_times() -> None:
             figures = []
             for kind, row in kinds.items():
                 rows = controls([at(row, i) for i in range(count)], "cuda")
+                options = {"random": kind != "greedy, told", "limited": kind not in ("plain, told", "greedy, told")}
                 if kind == "logprobs 5":
                     store = logprobs.Scratch.allocate(count, vocabulary, 5, "cuda")
                     out = torch.zeros(count, device="cuda"), torch.zeros_like(tokens).repeat(5, 1).T.contiguous()
                     best = torch.zeros(count, 5, device="cuda")
                     step = lambda t=tokens, o=out, b=best, s=store, x=logits: logprobs.launch(x, t, *o, b, s)  # noqa: E731
                 else:
-                    step = lambda x=logits, r=rows, t=tokens, s=scratch: sample(x, r, t, s)  # noqa: E731
+                    step = lambda x=logits, r=rows, t=tokens, s=scratch, o=options: sample(x, r, t, s, **o)  # noqa: E731
                 figures.append(microseconds(step))
             print(f"V {vocabulary}, Q {count}".ljust(24), *(f"{figure:13.1f}" for figure in figures))
 

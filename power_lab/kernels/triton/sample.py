@@ -85,6 +85,7 @@ class Scratch:
         cls, rows: int, vocabulary: int, device: torch.device | str, listed: int = survivors.LISTED
     ) -> Scratch:
         """Room for `rows` rows; `listed`: keys that are collected per row."""
+        assert vocabulary <= survivors.MOST_TOKENS, "sums of so many masses would overflow"
 
         def empty(*shape: int, dtype: torch.dtype) -> Tensor:
             return torch.empty((rows, *shape), dtype=dtype, device=device)
@@ -301,7 +302,13 @@ def plan(rows: int, vocabulary: int) -> dict[str, Any]:
 
 
 def sample(
-    logits: Tensor, controls: Controls, tokens: Tensor, scratch: Scratch, meta: dict[str, Any] | None = None
+    logits: Tensor,
+    controls: Controls,
+    tokens: Tensor,
+    scratch: Scratch,
+    random: bool = True,
+    limited: bool = True,
+    meta: dict[str, Any] | None = None,
 ) -> None:
     """Draw one token per row.
 
@@ -310,6 +317,8 @@ def sample(
         controls: of the Q rows.
         tokens: int32 [Q]; -1 for a row that holds NaN or has no finite largest logit.
         scratch: for at least Q rows of V logits.
+        random: False if all temperatures are known to be 0: one pass is enough.
+        limited: False if no row is known to have top-k or top-p: two passes are enough.
         meta: launch parameters instead of `plan`'s; blocks of at least `SMALLEST_BLOCK`.
     """
     rows, vocabulary = logits.shape
@@ -323,13 +332,16 @@ def sample(
         s.z, s.best, s.ids, s.peaks, s.fars, s.tops, s.cuts, s.bins, s.filled, s.arrived, pitch, s.peaks.shape[1],
         PROGRAMS=joined, PEAKS=joined * meta["BLOCK"] // GROUP.value, BINS=bins, **meta,
     )  # fmt: skip
-    _histogram[grid](
-        logits, vocabulary, c.values, c.spans, s.z, s.fars, s.tops, s.bins, s.limits, s.arrived, BINS=bins, **meta
-    )
-    _collect[grid](
-        logits, vocabulary, c.values, c.spans, s.z, s.tops, s.cuts, s.limits, s.keys, s.filled, s.arrived,
-        LISTED=listed, **meta,
-    )  # fmt: skip
+    if not random:
+        return
+    if limited:
+        _histogram[grid](
+            logits, vocabulary, c.values, c.spans, s.z, s.fars, s.tops, s.bins, s.limits, s.arrived, BINS=bins, **meta
+        )
+        _collect[grid](
+            logits, vocabulary, c.values, c.spans, s.z, s.tops, s.cuts, s.limits, s.keys, s.filled, s.arrived,
+            LISTED=listed, **meta,
+        )  # fmt: skip
     _draw[grid](
         logits, vocabulary, c.values, c.keys, c.spans, tokens, s.z, s.best, s.ids, s.tops, s.cuts, s.arrived, pitch,
         PROGRAMS=joined, **meta,

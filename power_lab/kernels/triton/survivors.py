@@ -6,7 +6,7 @@ of the f32 distance (not negative, so they order like the number) above the id. 
 A histogram over the distance's leading bits, of tokens for top-k or of their mass for top-p, names the bin in which the limit
 falls; the keys that matter are collected, and one program per row bisects them. Tokens further away than a bound that is cheap to
 have are only counted together: atomics are few. Masses are whole multiples of 2^-44, so sums are
-exact and atomics in any order give the same bits: 2^18 tokens of mass at most 1 stay below 2^63.
+exact and atomics in any order give the same bits: fewer than 2^19 tokens of mass at most 1 stay below 2^63.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ MANTISSA = tl.constexpr(6)  # 64 bins an octave, for distances from 2^-12 to 2^2
 FIRST_BIN = tl.constexpr((127 - 12) << 6)
 UNIT = tl.constexpr(2.0**44)  # mass of the most likely token
 EVERYTHING = tl.constexpr((0x7F800000 << 32) | 0x7FFFFFFF)  # a cut above all keys: an infinite distance, no such id
+MOST_TOKENS = 2**19 - 1
 LISTED = 8192  # keys collected per row; where more matter, the row itself is read again, slowly
 STEP = tl.constexpr(1024)
 
@@ -90,7 +91,7 @@ def far_by_count(peaks, count, k, top, temperature, PEAKS: tl.constexpr):
 @triton.jit
 def far_by_mass(vocabulary, p):
     """A distance beyond which all tokens together have less than 1 - p of the mass; with room for rounding."""
-    return tl.log(vocabulary.to(tl.float32) / tl.maximum(1.0 - p, 2.0**-24)) + 1.0
+    return tl.log(tl.div_rn(vocabulary.to(tl.float32), tl.maximum(1.0 - p, 2.0**-24))) + 1.0
 
 
 @triton.jit

@@ -83,13 +83,13 @@ def poisoned(rows: int, vocabulary: int, device: str = "cpu", **sizes: int) -> S
     return scratch
 
 
-def draw(logits: Tensor, rows: Sequence[Row], scratch: Scratch | None = None, meta: dict | None = None) -> list[int]:
+def draw(logits: Tensor, rows: Sequence[Row], scratch: Scratch | None = None, **options: object) -> list[int]:
     """One token per row, from poisoned scratch."""
     device = str(logits.device)
     scratch = scratch or poisoned(len(rows), logits.shape[1], device)
     tokens = torch.full((len(rows),), -7, dtype=torch.int32, device=device)
     before = logits.clone()
-    sample(logits, controls(rows, device), tokens, scratch, meta)
+    sample(logits, controls(rows, device), tokens, scratch, **options)  # type: ignore[arg-type]
     assert torch.equal(logits.view(torch.int32), before.view(torch.int32)), "logits are read, not changed"
     assert not scratch.arrived.any(), "counters are 0 again"
     return tokens.tolist()

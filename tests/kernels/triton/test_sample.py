@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -46,6 +50,12 @@ def test_a_row_is_split_over_programs(row: Row) -> None:
     assert draw(logits, [row]) == want
     assert draw(logits, [row], poisoned(1, 2500, listed=16)) == want, "more keys matter than the list holds"
     assert draw(logits, [row], meta={"BLOCK": 4096, "num_warps": 4}) == want
+
+
+def test_passes_that_no_row_needs_may_be_left_out() -> None:
+    logits, greedy, plain = normal(4, 300), [Row(temperature=0.0)] * 4, [at(Row(min_p=0.01), i) for i in range(4)]
+    assert draw(logits, greedy, random=False) == draw(logits, greedy) == logits.argmax(1).tolist()
+    assert draw(logits, plain, limited=False) == draw(logits, plain)
 
 
 @settings(deadline=None, max_examples=12)
@@ -112,3 +122,12 @@ def test_equal_logits_are_drawn_equally_at_any_temperature(temperature: float) -
     want = [20 if word[20] > word[70] else 70 for word in words]
     assert draw(logits, [at(Row(temperature=temperature), i) for i in range(24)]) == want
     assert 4 < want.count(20) < 20
+
+
+def test_every_kernel_compiles_for_hopper_without_spills() -> None:
+    """In a process of its own, since this one interprets."""
+    script = Path(__file__).with_name("compile_sample.py")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = str(Path(__file__).parents[3])
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=170, env=environment)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
