@@ -39,11 +39,12 @@ def _embed(Ids, table, Out, K, scale, FORM: tl.constexpr, DEPTH: tl.constexpr):
                 if FORM[1] > 0:
                     chunk = (k // (256 // FORM[1]) + q // (8 // FORM[1])).to(tl.int64)
                     high = tl.load(table[1] + (chunk * N + row) * 32 + j).to(tl.int32)
-                UNIT: tl.constexpr = 16 if FORM[4] == 16 else 32
-                g = (k + q * 32 + j) // UNIT
-                s, o = unpack.scales(table, g, row, j >= 0, N, FORM)
-                value = unpack.values(table, low, high, s, o, FIELD, HIGH_FIELD, FORM)
-                tl.store(Out + r * K + k + q * 32 + j, tl.where(known, value * scale, float("nan")))
+                column = k + q * 32 + j
+                block = unpack.of_block(table, column // FORM[3], row, j >= 0, N, FORM)
+                stored = unpack.of_sub(block, table, column // (FORM[4] if FORM[4] else 32), row, j >= 0, N, FORM)
+                s, o = unpack.scales(stored, FORM)
+                value = unpack.values(low, high, s, o, FIELD, HIGH_FIELD, FORM)
+                tl.store(Out + r * K + column, tl.where(known, value * scale, float("nan")))
 
 
 @triton.jit

@@ -15,16 +15,18 @@ import triton
 import triton.language as tl
 
 from power_lab.kernels.ops import Activation
-from power_lab.kernels.quants import QuantType
+from power_lab.kernels.quants import QuantType, row_bytes
 from power_lab.kernels.triton import unpack
 from power_lab.kernels.triton.planes import FORMS, PLANES, DeviceWeight
 
 PLAN = (
-    "bf16 operands (a weight is rounded once, from its f32 value), f32 sums over k in order; a plan(N, K, type) cuts K into splits, whose sums "
-    "are added in order; + bias; silu(g) = g / (1 + e^-g); gelu_tanh(g) = g / (1 + e^-2u), u = sqrt(2 / pi) (g + 0.044715 g^3); no fusion"
+    "bf16 operands (a weight is rounded once, from its f32 value), f32 sums over k in order; reduction(N, K, type) cuts K into "
+    "splits, whose sums are added in order; + bias; silu(g) = g / (1 + e^-g); gelu_tanh(g) = g / (1 + e^-2u), "
+    "u = sqrt(2 / pi) (g + 0.044715 g^3); no fusion"
 )
 NONE, SILU, GELU_TANH = range(3)
 ACTIVATIONS: dict[Activation, int] = {"silu": SILU, "gelu_tanh": GELU_TANH}
+SHARED = 196608  # bytes for the stages of a plain product's tiles; Hopper has 232,448 a block
 BAND = 8  # row tiles that are worked on side by side, so that their weights come from the cache
 PARTIALS, COUNTERS, MIXED = 1 << 23, 1 << 16, 1 << 22
 
@@ -74,14 +76,17 @@ def shape(columns: int, cols: int, type: QuantType, gated: bool, rows: int) -> S
     """The launch for `rows` rows and weights [columns, cols]; of gated products, columns of one of the two."""
     bk, splits = reduction(columns, cols, type, gated)
     stored = type in FORMS
-    for most in (16, 32, 64):
-        if rows <= most:
-            return Shape(bk, splits, 128 if stored else 64, most, 4, 3 if stored else 4, False)
     if rows <= 128:
-        return Shape(bk, splits, 64, 128, 4, 3, False)
-    if gated or stored or splits > 1:
-        return Shape(bk, splits, 64 if gated and splits > 1 else 128, 128, 8, 3, True)
-    return Shape(bk, splits, 128, 256, 8, 3, True)
+        bn, bm, warps = 64, next(most for most in (16, 32, 64, 128) if rows <= most), 4
+    elif gated or stored or splits > 1:
+        bn, bm, warps = 64 if gated and (stored or splits > 1) else 128, 128, 8
+    else:
+        bn, bm, warps = 128, 256, 8
+    if stored:
+        stages = 2 if bk == 256 and bm == 128 else 3
+    else:
+        stages = min(8 if bm <= 32 else 4, SHARED // (bk * (2 * bm + row_bytes(type, bn) * (2 if gated else 1))))
+    return Shape(bk, splits, bn, bm, warps, stages, rows > 128)
 
 
 def reduction(columns: int, cols: int, type: QuantType, gated: bool) -> tuple[int, int]:
@@ -89,23 +94,23 @@ def reduction(columns: int, cols: int, type: QuantType, gated: bool) -> tuple[in
 
     These and the type decide a product's bits; rows are not asked.
     """
-    if type in FORMS:
-        bk, tile, least, wanted = max(FORMS[type].step, 128), 128, 512, 128
-    else:
-        bk, tile, least, wanted = (128 if cols % 128 == 0 and not gated else 64), 64, 256, 96
+    stored = type in FORMS
+    bk = FORMS[type].depth if stored else 64
+    tiles = -(-columns // 64)
+    most, least = (8 if tiles <= 32 else 4, 512) if stored else (8, 256)
     splits = 1
-    while -(-columns // tile) * splits < wanted and cols // (2 * splits) >= least:
+    while tiles * splits < (400 if stored else 96) and splits < most and cols // (2 * splits) >= least:
         splits *= 2
     return bk, splits
 
 
 @triton.jit
-def _pick(weights, I: tl.constexpr, tile, BN: tl.constexpr):
-    """Item I of the weight that owns this tile of the stacked ones."""
-    item = weights[0][I]
+def _pick(weights, ITEM: tl.constexpr, tile, BN: tl.constexpr):
+    """Item ITEM of the weight that owns this tile of the stacked ones."""
+    item = weights[0][ITEM]
     end = tl.cdiv(weights[0][-1], BN)
     for j in tl.static_range(1, len(weights)):
-        item = tl.where(tile >= end, weights[j][I], item)
+        item = tl.where(tile >= end, weights[j][ITEM], item)
         end += tl.cdiv(weights[j][-1], BN)
     return item
 
@@ -151,20 +156,38 @@ def _words(plane, chunk, n, nm, N, present, POLICY: tl.constexpr):
 
 
 @triton.jit
-def _scaled(planes, low, high, g, n, nm, N, Q: tl.constexpr, FORM: tl.constexpr):
-    """f32 [BN, 32] values of group g, the Q-th of its step."""
+def _scales(planes, k, n, mask, N, GROUPS: tl.constexpr, FORM: tl.constexpr):
+    """The stored scales of the groups of 32 from depth k on; two sets for each where sub-blocks are of 16."""
+    stored = ()
+    for q in tl.static_range(GROUPS):
+        g = k // 32 + q
+        if FORM[3] == 32:
+            block = unpack.of_block(planes, g, n, mask, N, FORM)
+        elif q == 0:  # a step begins and ends within a block, or with it
+            block = unpack.of_block(planes, k // 256, n, mask, N, FORM)
+        if FORM[4] == 16:
+            stored = stored + (unpack.of_sub(block, planes, 2 * g, n, mask, N, FORM),)  # noqa: RUF005
+            stored = stored + (unpack.of_sub(block, planes, 2 * g + 1, n, mask, N, FORM),)  # noqa: RUF005
+        else:
+            stored = stored + (unpack.of_sub(block, planes, g, n, mask, N, FORM),)  # noqa: RUF005
+    return stored
+
+
+@triton.jit
+def _scaled(low, high, stored, Q: tl.constexpr, FORM: tl.constexpr):
+    """f32 [BN, 32] values of the Q-th group of a step."""
     FIELD: tl.constexpr = Q % (16 // FORM[0])
     HIGH_FIELD: tl.constexpr = Q % (8 // FORM[1]) if FORM[1] else 0
     if FORM[4] == 16:
-        s0, o0 = unpack.scales(planes, 2 * g, n, nm, N, FORM)
-        s1, o1 = unpack.scales(planes, 2 * g + 1, n, nm, N, FORM)
+        s0, o0 = unpack.scales(stored[2 * Q], FORM)
+        s1, o1 = unpack.scales(stored[2 * Q + 1], FORM)
         first = tl.arange(0, 32)[None, :] < 16
         scale = tl.where(first, s0[:, None], s1[:, None])
         offset = tl.where(first, o0[:, None], o1[:, None])
     else:
-        s, o = unpack.scales(planes, g, n, nm, N, FORM)
+        s, o = unpack.scales(stored[Q], FORM)
         scale, offset = s[:, None], o[:, None]
-    return unpack.values(planes, low, high, scale, offset, FIELD, HIGH_FIELD, FORM)
+    return unpack.values(low, high, scale, offset, FIELD, HIGH_FIELD, FORM)
 
 
 @triton.jit
@@ -187,6 +210,10 @@ def _sum(
     """f32 [BN, BM] sums over k in first..last of weight `one`, and of `two` in gated products."""
     acc = tl.zeros((BN, BM), tl.float32)
     beside = tl.zeros((BN, BM), tl.float32)
+    if FORM is not None:  # scales are fetched a step ahead: a tile's own loads are not waited for
+        scales = _scales(one, first, n, nm, N, BK // 32, FORM)
+        if GATED:
+            scales2 = _scales(two, first, n, nm, N, BK // 32, FORM)
     for k in range(first, last, BK):
         if FORM is None:
             x = _x(X, r, rm, K, k, BK, EVEN)
@@ -194,6 +221,10 @@ def _sum(
             if GATED:
                 beside = _dot(_dense(two[0], n, nm, K, k, BK, EVEN, POLICY), x, beside, INTERPRET)
         else:
+            ahead = nm & (k + BK < last)
+            next_scales = _scales(one, k + BK, n, ahead, N, BK // 32, FORM)
+            if GATED:
+                next_scales2 = _scales(two, k + BK, n, ahead, N, BK // 32, FORM)
             for q in tl.static_range(BK // 32):
                 if q % (16 // FORM[0]) == 0:
                     chunk = k // (512 // FORM[0]) + q // (16 // FORM[0])
@@ -210,11 +241,13 @@ def _sum(
                     high = _words(one[1], high_chunk, n, nm, N, True, POLICY)
                     if GATED:
                         high2 = _words(two[1], high_chunk, n, nm, N, True, POLICY)
-                g = k // 32 + q
                 x = _x(X, r, rm, K, k + q * 32, 32, EVEN)
-                acc = _dot(_scaled(one, low, high, g, n, nm, N, q, FORM), x, acc, INTERPRET)
+                acc = _dot(_scaled(low, high, scales, q, FORM), x, acc, INTERPRET)
                 if GATED:
-                    beside = _dot(_scaled(two, low2, high2, g, n, nm, N, q, FORM), x, beside, INTERPRET)
+                    beside = _dot(_scaled(low2, high2, scales2, q, FORM), x, beside, INTERPRET)
+            scales = next_scales
+            if GATED:
+                scales2 = next_scales2
     return acc, beside
 
 
@@ -282,7 +315,25 @@ def product(
         beside = tl.zeros((BN, BM), tl.float32)
         for s in range(SPLITS):
             a, b = _sum(
-                X, one, two, n, nm, N, r, rm, K, s * span, tl.minimum(K, (s + 1) * span), FORM, BN, BM, BK, EVEN, GATED, POLICY, INTERPRET
+                X,
+                one,
+                two,
+                n,
+                nm,
+                N,
+                r,
+                rm,
+                K,
+                s * span,
+                tl.minimum(K, (s + 1) * span),
+                FORM,
+                BN,
+                BM,
+                BK,
+                EVEN,
+                GATED,
+                POLICY,
+                INTERPRET,
             )
             acc += a
             beside += b
@@ -290,7 +341,25 @@ def product(
     else:
         s = tl.program_id(1)
         a, b = _sum(
-            X, one, two, n, nm, N, r, rm, K, s * span, tl.minimum(K, (s + 1) * span), FORM, BN, BM, BK, EVEN, GATED, POLICY, INTERPRET
+            X,
+            one,
+            two,
+            n,
+            nm,
+            N,
+            r,
+            rm,
+            K,
+            s * span,
+            tl.minimum(K, (s + 1) * span),
+            FORM,
+            BN,
+            BM,
+            BK,
+            EVEN,
+            GATED,
+            POLICY,
+            INTERPRET,
         )
         size = R.to(tl.int64) * columns
         sums = Partials + r.to(tl.int64)[None, :] * columns + out_column
@@ -319,7 +388,7 @@ def _stacked(weights, tile, BN: tl.constexpr):
     else:
         return (
             _pick(weights, 0, tile, BN), _pick(weights, 1, tile, BN), _pick(weights, 2, tile, BN), _pick(weights, 3, tile, BN),
-            _pick(weights, 4, tile, BN), _pick(weights, 5, tile, BN), _pick(weights, 6, tile, BN), 0,
+            _pick(weights, 4, tile, BN), _pick(weights, 5, tile, BN), 0,
         )  # fmt: skip
 
 
@@ -329,7 +398,9 @@ def _gate(Gate, Up, Out, size, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = i < size
     g = tl.load(Gate + i, mask=mask, other=0.0)
-    tl.store(Out + i, (activate(g, ACTIVATION) * tl.load(Up + i, mask=mask, other=0.0)).to(Out.dtype.element_ty), mask=mask)
+    tl.store(
+        Out + i, (activate(g, ACTIVATION) * tl.load(Up + i, mask=mask, other=0.0)).to(Out.dtype.element_ty), mask=mask
+    )
 
 
 def form(type: QuantType) -> tuple[int, int, int, int, int, bool, int, bool] | None:

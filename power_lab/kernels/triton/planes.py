@@ -8,10 +8,9 @@ becomes an array of its own, the depth (K) its slowest axis, so that a tile of c
 - `high` uint8 [chunks, N, 32]: the remaining `HIGH` bits, packed in the same way.
 - `scale`, `minimum` f16 [blocks, N] (MXFP4: the exponent, uint8); `subs`, `sub_minima` [groups, N]: the blocks' integers, those of
   Q2_K as in the file, the minimum in the upper four bits of `subs`.
-- `levels` f32 [16]: what codes stand for, in the types with a code book.
 - `values` [N, K]: types without blocks, as they are.
 
-Chunks are whole, so a K that is no multiple of one is filled up with codes 0; so are `scale` and `minimum` up to a whole `step`.
+Chunks are whole, so a K that is no multiple of one is filled up with codes 0; so are `scale` and `minimum` up to a whole `depth`.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
 GROUP = 32  # values of one word position, and the depth of one matrix instruction pair
 CHUNK = 1 << 20  # values that are repacked at a time, so that temporaries stay small whatever the matrix is
-PLANES = ("codes", "high", "scale", "minimum", "subs", "sub_minima", "levels")
+PLANES = ("codes", "high", "scale", "minimum", "subs", "sub_minima")
 """In the order in which kernels take them."""
 
 _PLAIN = {QuantType.F32: np.dtype("<f4"), QuantType.F16: np.dtype("<f2"), QuantType.BF16: np.dtype("<i2")}
@@ -63,9 +62,9 @@ class Form:
         return GROUP * 8 // self.high if self.high else GROUP
 
     @property
-    def step(self) -> int:
-        """Values after which both planes start anew."""
-        return max(self.chunk, self.high_chunk)
+    def depth(self) -> int:
+        """Values of one step of a product: a multiple of both planes' chunks."""
+        return max(self.chunk, self.high_chunk, 128)
 
 
 _BITS = {4: (2, 0), 8: (2, 1), 16: (4, 0), 32: (4, 1), 64: (4, 2), 256: (8, 0)}
@@ -120,19 +119,12 @@ def repack(type: QuantType, rows: int, cols: int, host: np.ndarray) -> dict[str,
         fields = unpack(type, part.reshape(-1, GEOMETRY[type][1]))
         for name, numbers in _planes(type, len(part), fields).items():
             planes[name][: len(numbers), first : first + span] = numbers
-    if layout_levels(type) is not None:
-        planes["levels"] = np.array(layout_levels(type), np.float32)
     return planes
-
-
-def layout_levels(type: QuantType) -> tuple[int, ...] | None:
-    """The code book of a type whose codes are not consecutive integers."""
-    return LAYOUTS[type].levels if type in (QuantType.IQ4_NL, QuantType.IQ4_XS) else None
 
 
 def _empty(type: QuantType, rows: int, cols: int) -> dict[str, np.ndarray]:
     form, layout = FORMS[type], LAYOUTS[type]
-    whole = -(-cols // form.step) * form.step
+    whole = -(-cols // form.depth) * form.depth
     planes = {"codes": np.zeros((-(-cols // form.chunk), rows, GROUP), np.int16)}
     if form.high:
         planes["high"] = np.zeros((whole // form.high_chunk, rows, GROUP), np.uint8)
@@ -181,5 +173,7 @@ def _packed(numbers: np.ndarray, bits: int, word: type[np.unsignedinteger]) -> n
     fields = np.dtype(word).itemsize * 8 // bits
     rows, cols = numbers.shape
     filled = np.pad(numbers, ((0, 0), (0, -cols % (GROUP * fields))))
-    groups = filled.reshape(rows, -1, fields, GROUP).astype(word) << (np.arange(fields, dtype=word) * word(bits))[:, None]
+    groups = (
+        filled.reshape(rows, -1, fields, GROUP).astype(word) << (np.arange(fields, dtype=word) * word(bits))[:, None]
+    )
     return np.bitwise_or.reduce(groups, axis=2).transpose(1, 0, 2)

@@ -10,44 +10,65 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from power_lab.kernels.layouts import IQ4_LEVELS
 from power_lab.kernels.quants import QuantType
 
-GROUP = tl.constexpr(32)
 MAGIC = tl.constexpr(0x4B000000)  # 2^23 in f32
-MAGIC_VALUE = tl.constexpr(8388608)
+MAGIC_VALUE = tl.constexpr(8388608.0)
+BOOK_0, BOOK_1, BOOK_2, BOOK_3 = (  # of IQ4: four bytes each, 128 more than the level
+    tl.constexpr(int.from_bytes(bytes(level + 128 for level in IQ4_LEVELS[i : i + 4]), "little", signed=True))
+    for i in (0, 4, 8, 12)
+)
 EXPONENT = tl.constexpr(int(QuantType.MXFP4))
 
 
 @triton.jit
-def scales(planes, g, n, mask, N, FORM: tl.constexpr):
-    """f32 scale and offset of group g of 32 (of FORM's sub-block at g where it is smaller) of rows n; any shapes that broadcast."""
-    BLOCK: tl.constexpr = FORM[3]
-    SUB: tl.constexpr = FORM[4]
-    AFFINE: tl.constexpr = FORM[5]
-    UNIT: tl.constexpr = 16 if SUB == 16 else 32
-    at = (g // (BLOCK // UNIT)).to(tl.int64) * N + n
+def of_block(planes, b, n, mask, N, FORM: tl.constexpr):
+    """Scale and minimum, as stored, of block b of rows n: any shapes that broadcast. What a type lacks is stood in for by its scale."""
+    at = N * b + n.to(tl.int64)
+    scale = tl.load(planes[2] + at, mask=mask, other=0)
+    minimum = scale
+    if FORM[5]:
+        minimum = tl.load(planes[3] + at, mask=mask, other=0)
+    return scale, minimum
+
+
+@triton.jit
+def of_sub(block, planes, s, n, mask, N, FORM: tl.constexpr):
+    """(scale, minimum, and the two integers of sub-block s of rows n), as stored, of what `of_block` returned."""
+    sub, sub_minimum = block[0], block[0]
+    if FORM[4] > 0:
+        at = N * s + n.to(tl.int64)
+        sub = tl.load(planes[4] + at, mask=mask, other=0)
+        if FORM[5] and FORM[4] == 32:
+            sub_minimum = tl.load(planes[5] + at, mask=mask, other=0)
+    return block[0], block[1], sub, sub_minimum
+
+
+@triton.jit
+def scales(stored, FORM: tl.constexpr):
+    """f32 scale and offset of what `of_sub` returned."""
     if FORM[6] == EXPONENT:
-        e = tl.load(planes[2] + at, mask=mask, other=0).to(tl.int32)
+        e = stored[0].to(tl.int32)
         scale = tl.where(e > 1, (e - 1) << 23, 0x200000 << (e & 1)).to(tl.float32, bitcast=True)
     else:
-        scale = tl.load(planes[2] + at, mask=mask, other=0.0).to(tl.float32)
+        scale = stored[0].to(tl.float32)
     offset = scale
-    if AFFINE:
-        offset = tl.load(planes[3] + at, mask=mask, other=0.0).to(tl.float32)
-    if SUB > 0:
-        sub_at = g.to(tl.int64) * N + n
-        sub = tl.load(planes[4] + sub_at, mask=mask, other=0)
-        if AFFINE and SUB == 16:
+    if FORM[5]:
+        offset = stored[1].to(tl.float32)
+    if FORM[4] > 0:
+        sub = stored[2]
+        if FORM[5] and FORM[4] == 16:
             offset = -(offset * (sub >> 4).to(tl.float32))
             sub = sub & 15
-        elif AFFINE:
-            offset = -(offset * tl.load(planes[5] + sub_at, mask=mask, other=0).to(tl.float32))
+        elif FORM[5]:
+            offset = -(offset * stored[3].to(tl.float32))
         scale = scale * sub.to(tl.float32)
     return scale, offset
 
 
 @triton.jit
-def values(planes, low, high, scale, offset, FIELD: tl.constexpr, HIGH_FIELD: tl.constexpr, FORM: tl.constexpr):
+def values(low, high, scale, offset, FIELD: tl.constexpr, HIGH_FIELD: tl.constexpr, FORM: tl.constexpr):
     """f32 values of one field of the words `low` (int32) and `high` (int32); `scale` and `offset` broadcast to them."""
     LOW: tl.constexpr = FORM[0]
     HIGH: tl.constexpr = FORM[1]
@@ -59,7 +80,10 @@ def values(planes, low, high, scale, offset, FIELD: tl.constexpr, HIGH_FIELD: tl
         level = (((code & 7) << 22) | ((code & 8) << 28)).to(tl.float32, bitcast=True) * 1.7014118346046923e38
         return level * scale
     elif FORM[7]:
-        return tl.load(planes[6] + ((low >> AT) & 15)) * scale
+        upper = ((low >> AT) & 8) != 0
+        word = tl.where(((low >> AT) & 4) != 0, tl.where(upper, BOOK_3, BOOK_1), tl.where(upper, BOOK_2, BOOK_0))
+        level = ((word >> (((low >> AT) & 3) << 3)) & 255) | MAGIC
+        return (level.to(tl.float32, bitcast=True) - (MAGIC_VALUE + 128.0)) * scale
     else:
         bits = (low & (((1 << LOW) - 1) << AT)) | MAGIC
         if HIGH > 0:

@@ -1,0 +1,92 @@
+"""Compiles the products for sm_90, without a GPU. Fails where a decode tile spills registers or exceeds shared memory.
+
+Run by test_linear; with arguments, `compile_linear.py TYPE ROWS COLUMNS K`, it prints the resource use of one variant.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import triton
+from triton.backends import nvidia
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from power_lab.kernels.quants import GEOMETRY, QuantType, row_bytes
+from power_lab.kernels.triton import linear
+from power_lab.kernels.triton.planes import FORMS, PLANES, repack
+
+SHARED = 232448  # bytes of a block on sm_90
+POINTERS = {np.int16: "*i16", np.uint8: "*u8", np.int8: "*i8", np.float16: "*fp16"}
+PLAIN = {QuantType.F32: "*fp32", QuantType.F16: "*fp16", QuantType.BF16: "*bf16"}
+ALIGNED = [["tt.divisibility", 16]]
+
+
+def signature(type: QuantType) -> tuple[str, ...]:
+    if type not in FORMS:
+        return PLAIN[type], "i32"
+    planes = repack(type, 1, 256, np.zeros(row_bytes(type, 256), np.uint8))
+    return *(POINTERS[planes.get(name, planes["codes"]).dtype.type] for name in PLANES), "i32"
+
+
+def compiled(
+    type: QuantType, rows: int, columns: int, cols: int, activation: int = 0, parts: int = 1
+) -> tuple[int, int, int]:
+    """(shared bytes, registers, stack bytes) of the variant that such a product launches."""
+    s = linear.shape(columns, cols, type, activation > 0, rows)
+    weights = tuple(signature(type) for _ in range(2 if activation else parts))
+    constants = {
+        "FORM": linear.form(type), "BN": s.bn, "BM": s.bm, "BK": s.bk, "SPLITS": s.splits, "FUSED": s.fused, "ACTIVATION": activation,
+        "BIASED": False, "EVEN": cols % s.bk == 0, "STREAM": rows <= s.bm, "BAND": linear.BAND, "INTERPRET": False,
+    }  # fmt: skip
+    types: dict[str, object] = {
+        "X": "*bf16", "weights": weights, "Out": "*bf16" if activation else "*fp32", "Bias": "*fp32", "Partials": "*fp32",
+        "Counters": "*i32", "R": "i32", "K": "i32", "columns": "i32", "pitch": "i32", "span": "i32",
+    }  # fmt: skip
+    aligned = {(i,): ALIGNED for i in (0, 2, 3, 4, 5, 7, 8, 9, 10)}
+    aligned |= {(1, w, i): ALIGNED for w, items in enumerate(weights) for i in range(len(items))}
+    source = ASTSource(
+        fn=linear.product, signature=types | dict.fromkeys(constants, "constexpr"), constexprs=constants, attrs=aligned
+    )
+    options = {"num_warps": s.warps, "num_stages": s.stages, "enable_fp_fusion": False}
+    kernel = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    assert "wgmma.mma_async" in kernel.asm["ptx"], f"{type.name} {s}: not the matrix unit's own instructions"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        tool = Path(nvidia.__file__).parent / "bin" / "cuobjdump"
+        text = subprocess.run(
+            [tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
+        ).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+)", text)
+    assert found, text
+    return kernel.metadata.shared, int(found[1]), int(found[2])
+
+
+def main() -> None:
+    if len(sys.argv) > 1:
+        type, rows, columns, cols = QuantType[sys.argv[1]], *map(int, sys.argv[2:5])
+        for activation in (0, 1):
+            print(type.name, rows, columns, cols, activation, linear.shape(columns, cols, type, activation > 0, rows))
+            print("shared bytes, registers, stack bytes:", *compiled(type, rows, columns, cols, activation))
+        return
+    for type in QuantType:
+        cases = [(16, 12288, 4096, 1, 1), (16, 6144, 4096, 0, 3), (512, 4096, 4096, 0, 1)]
+        if type in (QuantType.BF16, QuantType.Q4_K, QuantType.Q5_0):
+            cases += [(rows, 3072, 1024, activation, 1) for rows in (32, 64, 128, 512) for activation in (0, 2)]
+        if GEOMETRY[type][0] != 256:
+            cases += [(16, 960, 576, 0, 1), (512, 2048, 640, 1, 1)]
+        for case in cases:
+            shared, registers, stack = compiled(type, *case)
+            print(type.name, case, shared, registers, stack, flush=True)
+            assert shared <= SHARED, f"{type.name} {case}: {shared} bytes of shared memory"
+            assert stack == 0 or case[0] > 64, f"{type.name} {case}: {stack} bytes of registers spilled"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,32 @@
+"""Random stored matrices in planes, and their values, for tests with and without a GPU."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from power_lab.kernels import reference
+from power_lab.kernels.probe import random_blocks
+from power_lab.kernels.quants import GEOMETRY, QuantType
+from power_lab.kernels.triton.planes import DeviceWeight, repack
+
+BLOCKS_OF_32 = tuple(type for type, (values, _) in GEOMETRY.items() if values == 32)
+BLOCKS_OF_256 = tuple(type for type, (values, _) in GEOMETRY.items() if values == 256)
+PLAIN = (QuantType.F32, QuantType.F16, QuantType.BF16)
+
+
+def on_device(type: QuantType, rows: int, cols: int, stored: np.ndarray, device: str = "cpu") -> DeviceWeight:
+    planes = {
+        name: torch.from_numpy(np.array(plane)).to(device) for name, plane in repack(type, rows, cols, stored).items()
+    }
+    if type == QuantType.BF16:
+        planes["values"] = planes["values"].view(torch.bfloat16)
+    return DeviceWeight(type, rows, cols, planes)
+
+
+def weight(
+    type: QuantType, rows: int, cols: int, seed: int = 0, device: str = "cpu"
+) -> tuple[DeviceWeight, torch.Tensor]:
+    """A random matrix, and its values f32 [rows, cols]."""
+    stored = random_blocks(type, rows, cols, np.random.default_rng(rows * 10007 + cols + seed))
+    return on_device(type, rows, cols, stored, device), reference.dequantize(type, stored, rows, cols).to(device)

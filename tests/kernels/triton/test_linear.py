@@ -1,0 +1,147 @@
+"""Matrix products through Triton's interpreter, and compiled for sm_90."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from power_lab.kernels import reference
+from power_lab.kernels.ops import Activation
+from power_lab.kernels.quants import QuantType
+from power_lab.kernels.triton import linear as kernels
+from tests.kernels.triton.matrices import BLOCKS_OF_32, BLOCKS_OF_256, PLAIN, weight
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning"),  # e^-g of a gate far below 0
+]
+
+SHAPES = [
+    *((type, 70, 96) for type in (*BLOCKS_OF_32, *PLAIN)),  # neither tiles nor steps are whole
+    *((type, 70, 512) for type in BLOCKS_OF_256),
+    (QuantType.Q4_K, 70, 1024),  # two splits
+    (QuantType.BF16, 70, 640),
+]
+WORK = kernels.Workspace.on("cpu")
+
+
+def activations(rows: int, cols: int) -> torch.Tensor:
+    return torch.randn(rows, cols, generator=torch.Generator().manual_seed(rows)).bfloat16()
+
+
+def poison(*shape: int) -> torch.Tensor:
+    return torch.full(shape, torch.nan)
+
+
+def assert_close(got: torch.Tensor, want: torch.Tensor, size: torch.Tensor, error: float = 1e-5) -> None:
+    """`size`: sums of absolute products, what an f32 sum's error is relative to."""
+    assert ((got - want).abs() <= error * size + 1e-6).all(), (got - want).abs().max()
+
+
+@pytest.mark.parametrize(("type", "n", "k"), SHAPES)
+@pytest.mark.parametrize("rows", [1, 19])
+def test_linear(type: QuantType, n: int, k: int, rows: int) -> None:
+    stored, values = weight(type, n, k)
+    x, bias, out = activations(rows, k), torch.arange(float(n)), poison(rows + 1, n)
+    kernels.linear(x, (stored,), out[:rows], WORK, bias)
+    assert_close(out[:rows], reference.linear(x, values, bias), reference.linear(x.abs(), values.abs(), bias))
+    assert out[rows].isnan().all(), "a row behind the output was written"
+    assert not WORK.counters.any(), "counters are left as they were found"
+
+
+def test_splits_are_covered() -> None:
+    assert kernels.reduction(70, 1024, QuantType.Q4_K, False)[1] == 2
+    assert kernels.reduction(70, 640, QuantType.BF16, False)[1] == 2
+
+
+def test_stacked_weights_of_one_type_and_of_several() -> None:
+    for types in ([QuantType.Q4_0] * 3, [QuantType.Q5_0, QuantType.Q5_0, QuantType.Q8_0], [QuantType.BF16] * 2):
+        parts = [weight(type, n, 64, seed=n) for type, n in zip(types, (70, 5, 65), strict=False)]
+        values = torch.cat([v for _, v in parts])
+        x, out, bias = activations(3, 64), poison(3, len(values)), torch.arange(float(len(values)))
+        kernels.linear(x, tuple(w for w, _ in parts), out, WORK, bias)
+        assert_close(out, reference.linear(x, values, bias), reference.linear(x.abs(), values.abs(), bias))
+
+
+@pytest.mark.parametrize("type", [QuantType.BF16, QuantType.Q4_K, QuantType.Q6_K])
+def test_a_program_that_runs_every_split_adds_them_alike(type: QuantType, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored, _ = weight(type, 70, 1024)
+    x, apart, fused = activations(3, 1024), poison(3, 70), poison(3, 70)
+    kernels.linear(x, (stored,), apart, WORK)
+    empty = torch.empty(0)
+    kernels.linear(x, (stored,), fused, kernels.Workspace(empty, empty.int(), empty))
+    assert torch.equal(apart, fused)
+
+
+@pytest.mark.parametrize("type", [QuantType.Q4_1, QuantType.BF16, QuantType.Q5_0])
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_gate_up(type: QuantType, activation: Activation) -> None:
+    (gate, gate_values), (up, up_values) = weight(type, 70, 96), weight(type, 70, 96, seed=1)
+    x, out = activations(3, 96), poison(3, 70)
+    kernels.gate_up(x, gate, up, out, WORK, activation)
+    want = reference.gate_up(x, gate_values, up_values, activation)
+    assert_close(out, want, reference.linear(x.abs(), gate_values.abs()) * reference.linear(x.abs(), up_values.abs()))
+
+
+def test_gate_up_in_splits() -> None:
+    (gate, gate_values), (up, up_values) = weight(QuantType.Q4_K, 70, 1024), weight(QuantType.Q4_K, 70, 1024, seed=1)
+    x, out = activations(2, 1024) / 8, poison(2, 70)
+    kernels.gate_up(x, gate, up, out, WORK)
+    want = reference.gate_up(x, gate_values, up_values)
+    assert_close(out, want, reference.linear(x.abs(), gate_values.abs()) * reference.linear(x.abs(), up_values.abs()))
+    assert not WORK.counters.any()
+
+
+def test_gate_and_up_of_different_types_in_several_pieces() -> None:
+    (gate, gate_values), (up, up_values) = weight(QuantType.Q4_0, 70, 64), weight(QuantType.Q8_0, 70, 64)
+    x, out = activations(5, 64), poison(5, 70)
+    work = kernels.Workspace(WORK.partials, WORK.counters, torch.empty(2 * 2 * 70))
+    kernels.gate_up(x, gate, up, out, work)
+    want = reference.gate_up(x, gate_values, up_values)
+    assert_close(out, want, reference.linear(x.abs(), gate_values.abs()) * reference.linear(x.abs(), up_values.abs()))
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_activations_over_their_whole_range(activation: Activation) -> None:
+    """Through the gate of two products, a gate g and an up of 1."""
+    gates = torch.cat([torch.linspace(-12, 12, 2001), torch.tensor([-1e30, -200.0, 200.0, 1e30, 0.0, -0.0])])
+    out = torch.empty_like(gates)
+    kernels._gate[(3,)](gates, torch.ones_like(gates), out, len(gates), kernels.ACTIVATIONS[activation], 1024)
+    g = gates.double()
+    want = torch.nn.functional.silu(g) if activation == "silu" else torch.nn.functional.gelu(g, approximate="tanh")
+    assert torch.allclose(out.double(), want, rtol=2e-6, atol=1e-6)
+
+
+def test_reductions_do_not_ask_for_rows() -> None:
+    for n, k in ((6144, 4096), (4096, 12288), (576, 1536), (262144, 640)):
+        for type in QuantType:
+            for gated in (False, True):
+                shapes = [kernels.shape(n, k, type, gated, rows) for rows in (1, 16, 17, 64, 100, 128, 129, 8192)]
+                assert len({(s.bk, s.splits) for s in shapes}) == 1
+
+
+def test_what_cannot_be_computed_is_refused() -> None:
+    stored, _ = weight(QuantType.Q4_1, 37, 64)
+    with pytest.raises(ValueError, match="input width is 32, expected 64"):
+        kernels.linear(activations(1, 32), (stored,), poison(1, 37), WORK)
+    with pytest.raises(ValueError, match="shape of the result"):
+        kernels.linear(activations(1, 64), (stored,), poison(1, 36), WORK)
+    with pytest.raises(ValueError, match="bias width"):
+        kernels.linear(activations(1, 64), (stored,), poison(1, 37), WORK, torch.zeros(1))
+    with pytest.raises(ValueError, match="contiguous"):
+        kernels.linear(activations(64, 1).T.expand(2, 64), (stored,), poison(2, 37), WORK)
+
+
+@pytest.mark.timeout(900)
+def test_every_variant_compiles_for_hopper_without_spills() -> None:
+    """In a process of its own, since this one interprets."""
+    script = Path(__file__).with_name("compile_linear.py")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = str(Path(__file__).parents[3])
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=850, env=environment)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

@@ -1,0 +1,92 @@
+"""Planes hold a matrix's values and nothing else."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from power_lab.kernels.dequantise import dequantise
+from power_lab.kernels.layouts import IQ4_LEVELS, LAYOUTS
+from power_lab.kernels.probe import random_blocks
+from power_lab.kernels.quants import GEOMETRY, QuantType, row_bytes
+from power_lab.kernels.triton.planes import FORMS, repack
+
+
+def codes_of(type: QuantType, planes: dict[str, np.ndarray], cols: int) -> np.ndarray:
+    """[N, cols] codes, unpacked one by one from what the planes' description says."""
+    form, k = FORMS[type], np.arange(cols)
+    words = planes["codes"].view(np.uint16)[k // form.chunk, :, k % 32].astype(np.int64)
+    codes = words >> (k % form.chunk // 32 * form.low)[:, None] & (1 << form.low) - 1
+    if form.high:
+        words = planes["high"][k // form.high_chunk, :, k % 32].astype(np.int64)
+        codes |= (words >> (k % form.high_chunk // 32 * form.high)[:, None] & (1 << form.high) - 1) << form.low
+    return codes.T
+
+
+def values_of(type: QuantType, planes: dict[str, np.ndarray], cols: int) -> np.ndarray:
+    """f32 [N, cols]."""
+    form, k, one = FORMS[type], np.arange(cols), np.float32
+    levels = np.arange(1 << (form.low + form.high)) - form.zero
+    if type in (QuantType.IQ4_NL, QuantType.IQ4_XS):
+        levels = np.array(IQ4_LEVELS)
+    elif type == QuantType.MXFP4:
+        levels = np.array(LAYOUTS[type].levels)
+    value = levels[codes_of(type, planes, cols)].astype(one)
+    scale = planes["scale"][k // form.block].T
+    scale = np.ldexp(one(1), scale.astype(np.int32) - 128) if type == QuantType.MXFP4 else scale.astype(one)
+    minimum = -planes["minimum"][k // form.block].T.astype(one) if form.affine else None
+    if form.sub:
+        subs = planes["subs"][k // form.sub].T
+        sub_minima = planes["sub_minima"][k // form.sub].T if "sub_minima" in planes else subs >> 4
+        if form.affine and "sub_minima" not in planes:
+            subs = subs & 15
+        scale = scale * subs.astype(one)
+        minimum = minimum * sub_minima.astype(one) if minimum is not None else None
+        return scale * value if minimum is None else scale * value + minimum
+    return scale * value if minimum is None else scale * value - minimum
+
+
+@pytest.mark.parametrize("type", list(LAYOUTS))
+@pytest.mark.parametrize(("rows", "blocks"), [(1, 1), (5, 3), (70, 2)])
+def test_planes_hold_every_value(type: QuantType, rows: int, blocks: int) -> None:
+    cols = blocks * GEOMETRY[type][0]
+    stored = random_blocks(type, rows, cols, np.random.default_rng(cols))
+    planes = repack(type, rows, cols, stored)
+    want = dequantise(stored, type, cols)
+    got = values_of(type, planes, cols)
+    assert got.dtype == np.float32
+    assert np.array_equal(got.view(np.int32), want.view(np.int32)) or np.array_equal(got, want)
+    for name, plane in planes.items():
+        assert plane.flags.c_contiguous, name
+
+
+@pytest.mark.parametrize("type", list(LAYOUTS))
+def test_planes_are_as_small_as_the_file(type: QuantType) -> None:
+    for cols in (1024, 2048, 4096):
+        nbytes = sum(
+            plane.nbytes for plane in repack(type, 8, cols, np.zeros(8 * row_bytes(type, cols), np.uint8)).values()
+        )
+        assert nbytes <= 1.06 * 8 * row_bytes(type, cols)
+
+
+def test_large_matrices_are_repacked_in_pieces() -> None:
+    """The same planes whether or not a matrix exceeds what is repacked at a time."""
+    rows, cols = 700, 2048
+    stored = random_blocks(QuantType.Q5_K, rows, cols, np.random.default_rng(0))
+    whole = repack(QuantType.Q5_K, rows, cols, stored)
+    parts = [repack(QuantType.Q5_K, 100, cols, stored[first : first + 100]) for first in range(0, rows, 100)]
+    for name, plane in whole.items():
+        assert np.array_equal(plane, np.concatenate([part[name] for part in parts], axis=1))
+
+
+@pytest.mark.parametrize("type", [QuantType.F32, QuantType.F16, QuantType.BF16])
+def test_plain_values_stay(type: QuantType) -> None:
+    stored = random_blocks(type, 3, 24, np.random.default_rng(0))
+    assert repack(type, 3, 24, stored)["values"].tobytes() == stored.tobytes()
+
+
+def test_what_is_no_such_matrix_is_refused() -> None:
+    with pytest.raises(ValueError, match="Q4_K"):
+        repack(QuantType.Q4_K, 1, 128, np.zeros(72, np.uint8))
+    with pytest.raises(ValueError, match="17 bytes are not 1 rows of 32 Q4_0"):
+        repack(QuantType.Q4_0, 1, 32, np.zeros(17, np.uint8))
