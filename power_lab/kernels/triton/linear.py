@@ -12,12 +12,11 @@ from itertools import groupby
 
 import torch
 import triton
-import triton.language as tl
 
 from power_lab.kernels.ops import Activation
 from power_lab.kernels.quants import QuantType, row_bytes
-from power_lab.kernels.triton import unpack
 from power_lab.kernels.triton.planes import FORMS, PLANES, DeviceWeight
+from power_lab.kernels.triton.product import combine, product
 
 PLAN = (
     "bf16 operands (a weight is rounded once, from its f32 value), f32 sums over k in order; reduction(N, K, type) cuts K into "
@@ -74,7 +73,7 @@ class Shape:
 @lru_cache(maxsize=4096)
 def shape(columns: int, cols: int, type: QuantType, gated: bool, rows: int) -> Shape:
     """The launch for `rows` rows and weights [columns, cols]; of gated products, columns of one of the two."""
-    bk, splits = reduction(columns, cols, type, gated)
+    bk, splits = reduction(columns, cols, type)
     stored = type in FORMS
     if rows <= 128:
         bn, bm, warps = 64, next(most for most in (16, 32, 64, 128) if rows <= most), 4
@@ -89,7 +88,7 @@ def shape(columns: int, cols: int, type: QuantType, gated: bool, rows: int) -> S
     return Shape(bk, splits, bn, bm, warps, stages, rows > 128)
 
 
-def reduction(columns: int, cols: int, type: QuantType, gated: bool) -> tuple[int, int]:
+def reduction(columns: int, cols: int, type: QuantType) -> tuple[int, int]:
     """(BLOCK_K, splits of K): enough programs for a decode step to draw on every memory channel, each with enough to read.
 
     These and the type decide a product's bits; rows are not asked.
@@ -102,305 +101,6 @@ def reduction(columns: int, cols: int, type: QuantType, gated: bool) -> tuple[in
     while tiles * splits < (400 if stored else 96) and splits < most and cols // (2 * splits) >= least:
         splits *= 2
     return bk, splits
-
-
-@triton.jit
-def _pick(weights, ITEM: tl.constexpr, tile, BN: tl.constexpr):
-    """Item ITEM of the weight that owns this tile of the stacked ones."""
-    item = weights[0][ITEM]
-    end = tl.cdiv(weights[0][-1], BN)
-    for j in tl.static_range(1, len(weights)):
-        item = tl.where(tile >= end, weights[j][ITEM], item)
-        end += tl.cdiv(weights[j][-1], BN)
-    return item
-
-
-@triton.jit
-def _place(weights, tile, BN: tl.constexpr):
-    """(first tile, first column) of the weight that owns this tile."""
-    first, column = 0, 0
-    end, total = 0, 0
-    for j in tl.static_range(len(weights)):
-        first = tl.where(tile >= end, end, first)
-        column = tl.where(tile >= end, total, column)
-        end += tl.cdiv(weights[j][-1], BN)
-        total += weights[j][-1]
-    return first, column
-
-
-@triton.jit
-def _dot(w, x, acc, INTERPRET: tl.constexpr):
-    if INTERPRET:  # the interpreter has no bf16 arithmetic
-        return tl.dot(w.to(tl.float32), x.to(tl.float32), acc, input_precision="ieee")
-    else:
-        return tl.dot(w.to(tl.bfloat16), x, acc)
-
-
-@triton.jit
-def _dense(weight, n, nm, K, k, BK: tl.constexpr, EVEN: tl.constexpr, POLICY: tl.constexpr):
-    """A [BN, BK] tile of plain values at depth k."""
-    rk = tl.arange(0, BK)
-    at = weight + n.to(tl.int64)[:, None] * K + rk[None, :] + k
-    if EVEN:
-        return tl.load(at, mask=nm[:, None], other=0.0, eviction_policy=POLICY)
-    else:
-        return tl.load(at, mask=nm[:, None] & (rk[None, :] + k < K), other=0.0, eviction_policy=POLICY)
-
-
-@triton.jit
-def _words(plane, chunk, n, nm, N, present, POLICY: tl.constexpr):
-    """int32 [BN, 32] words of a chunk."""
-    j = tl.arange(0, 32)
-    at = plane + chunk.to(tl.int64) * N * 32 + n[:, None] * 32 + j[None, :]
-    return tl.load(at, mask=nm[:, None] & present, other=0, eviction_policy=POLICY).to(tl.int32)
-
-
-@triton.jit
-def _scales(planes, k, n, mask, N, GROUPS: tl.constexpr, FORM: tl.constexpr):
-    """The stored scales of the groups of 32 from depth k on; two sets for each where sub-blocks are of 16."""
-    stored = ()
-    for q in tl.static_range(GROUPS):
-        g = k // 32 + q
-        if FORM[3] == 32:
-            block = unpack.of_block(planes, g, n, mask, N, FORM)
-        elif q == 0:  # a step begins and ends within a block, or with it
-            block = unpack.of_block(planes, k // 256, n, mask, N, FORM)
-        if FORM[4] == 16:
-            stored = stored + (unpack.of_sub(block, planes, 2 * g, n, mask, N, FORM),)  # noqa: RUF005
-            stored = stored + (unpack.of_sub(block, planes, 2 * g + 1, n, mask, N, FORM),)  # noqa: RUF005
-        else:
-            stored = stored + (unpack.of_sub(block, planes, g, n, mask, N, FORM),)  # noqa: RUF005
-    return stored
-
-
-@triton.jit
-def _scaled(low, high, stored, Q: tl.constexpr, FORM: tl.constexpr):
-    """f32 [BN, 32] values of the Q-th group of a step."""
-    FIELD: tl.constexpr = Q % (16 // FORM[0])
-    HIGH_FIELD: tl.constexpr = Q % (8 // FORM[1]) if FORM[1] else 0
-    if FORM[4] == 16:
-        s0, o0 = unpack.scales(stored[2 * Q], FORM)
-        s1, o1 = unpack.scales(stored[2 * Q + 1], FORM)
-        first = tl.arange(0, 32)[None, :] < 16
-        scale = tl.where(first, s0[:, None], s1[:, None])
-        offset = tl.where(first, o0[:, None], o1[:, None])
-    else:
-        s, o = unpack.scales(stored[Q], FORM)
-        scale, offset = s[:, None], o[:, None]
-    return unpack.values(low, high, scale, offset, FIELD, HIGH_FIELD, FORM)
-
-
-@triton.jit
-def _x(X, r, rm, K, k, DEPTH: tl.constexpr, EVEN: tl.constexpr):
-    """bf16 [DEPTH, BM] of the rows r, turned."""
-    rk = tl.arange(0, DEPTH)
-    at = X + r.to(tl.int64)[None, :] * K + rk[:, None] + k
-    if EVEN:
-        return tl.load(at, mask=rm[None, :], other=0.0)
-    else:
-        return tl.load(at, mask=rm[None, :] & (rk[:, None] + k < K), other=0.0)
-
-
-@triton.jit
-def _sum(
-    X, one, two, n, nm, N, r, rm, K, first, last,
-    FORM: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, EVEN: tl.constexpr, GATED: tl.constexpr,
-    POLICY: tl.constexpr, INTERPRET: tl.constexpr,
-):  # fmt: skip
-    """f32 [BN, BM] sums over k in first..last of weight `one`, and of `two` in gated products."""
-    acc = tl.zeros((BN, BM), tl.float32)
-    beside = tl.zeros((BN, BM), tl.float32)
-    if FORM is not None:  # scales are fetched a step ahead: a tile's own loads are not waited for
-        scales = _scales(one, first, n, nm, N, BK // 32, FORM)
-        if GATED:
-            scales2 = _scales(two, first, n, nm, N, BK // 32, FORM)
-    for k in range(first, last, BK):
-        if FORM is None:
-            x = _x(X, r, rm, K, k, BK, EVEN)
-            acc = _dot(_dense(one[0], n, nm, K, k, BK, EVEN, POLICY), x, acc, INTERPRET)
-            if GATED:
-                beside = _dot(_dense(two[0], n, nm, K, k, BK, EVEN, POLICY), x, beside, INTERPRET)
-        else:
-            ahead = nm & (k + BK < last)
-            next_scales = _scales(one, k + BK, n, ahead, N, BK // 32, FORM)
-            if GATED:
-                next_scales2 = _scales(two, k + BK, n, ahead, N, BK // 32, FORM)
-            for q in tl.static_range(BK // 32):
-                if q % (16 // FORM[0]) == 0:
-                    chunk = k // (512 // FORM[0]) + q // (16 // FORM[0])
-                    present = EVEN or chunk * (512 // FORM[0]) < K
-                    low = _words(one[0], chunk, n, nm, N, present, POLICY)
-                    if GATED:
-                        low2 = _words(two[0], chunk, n, nm, N, present, POLICY)
-                if FORM[1] == 0:
-                    high = low
-                    if GATED:
-                        high2 = low
-                elif q % (8 // FORM[1]) == 0:
-                    high_chunk = k // (256 // FORM[1]) + q // (8 // FORM[1])
-                    high = _words(one[1], high_chunk, n, nm, N, True, POLICY)
-                    if GATED:
-                        high2 = _words(two[1], high_chunk, n, nm, N, True, POLICY)
-                x = _x(X, r, rm, K, k + q * 32, 32, EVEN)
-                acc = _dot(_scaled(low, high, scales, q, FORM), x, acc, INTERPRET)
-                if GATED:
-                    beside = _dot(_scaled(low2, high2, scales2, q, FORM), x, beside, INTERPRET)
-            scales = next_scales
-            if GATED:
-                scales2 = next_scales2
-    return acc, beside
-
-
-@triton.jit
-def activate(g, ACTIVATION: tl.constexpr):
-    """silu or the tanh form of GELU (Hendrycks and Gimpel 2016, arXiv:1606.08415), g (1 + tanh u) / 2 = g / (1 + e^-2u)."""
-    if ACTIVATION == 1:
-        return g / (1.0 + tl.exp(-g))
-    else:
-        return g / (1.0 + tl.exp(g * (g * g * -0.07135481282553) - g * 1.5957691216057308))
-
-
-@triton.jit
-def _store(Out, Bias, acc, beside, at, column, mask, ACTIVATION: tl.constexpr, BIASED: tl.constexpr):
-    if ACTIVATION > 0:
-        acc = activate(acc, ACTIVATION) * beside
-    if BIASED:
-        acc += tl.load(Bias + column, mask=mask, other=0.0)
-    tl.store(Out + at, acc.to(Out.dtype.element_ty), mask=mask)
-
-
-@triton.jit(do_not_specialize=["R"])
-def product(
-    X, weights, Out, Bias, Partials, Counters, R, K, columns, pitch, span,
-    FORM: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, SPLITS: tl.constexpr, FUSED: tl.constexpr,
-    ACTIVATION: tl.constexpr, BIASED: tl.constexpr, EVEN: tl.constexpr, STREAM: tl.constexpr, BAND: tl.constexpr,
-    INTERPRET: tl.constexpr,
-):  # fmt: skip
-    """Out[R, columns], its rows `pitch` apart, of weights that lie side by side, or of two that are gated. Program (tile, split).
-
-    Splits that run side by side leave their sums in `Partials`; the last to arrive adds them, in order. A fused program runs them itself.
-    """
-    GATED: tl.constexpr = ACTIVATION > 0
-    POLICY: tl.constexpr = "evict_first" if STREAM else ""
-    if GATED:
-        tiles = tl.cdiv(columns, BN)
-    else:
-        tiles = 0
-        for j in tl.static_range(len(weights)):
-            tiles += tl.cdiv(weights[j][-1], BN)
-    pid = tl.program_id(0)
-    band = pid // (BAND * tiles)
-    high = tl.minimum(tl.cdiv(R, BM) - band * BAND, BAND)
-    row = band * BAND + (pid % (BAND * tiles)) % high
-    tile = (pid % (BAND * tiles)) // high
-    if GATED:
-        one, two, N, first, column = weights[0], weights[1], weights[0][-1], 0, 0
-    else:
-        one = _stacked(weights, tile, BN)
-        two = one
-        N = _pick(weights, -1, tile, BN)
-        first, column = _place(weights, tile, BN)
-    n = (tile - first) * BN + tl.arange(0, BN)
-    nm = n < N
-    r = row * BM + tl.arange(0, BM)
-    rm = r < R
-    mask = nm[:, None] & rm[None, :]
-    out_column = column + n[:, None]
-    at = r.to(tl.int64)[None, :] * pitch + out_column
-    if SPLITS == 1:
-        acc, beside = _sum(X, one, two, n, nm, N, r, rm, K, 0, K, FORM, BN, BM, BK, EVEN, GATED, POLICY, INTERPRET)
-        _store(Out, Bias, acc, beside, at, out_column, mask, ACTIVATION, BIASED)
-    elif FUSED:
-        acc = tl.zeros((BN, BM), tl.float32)
-        beside = tl.zeros((BN, BM), tl.float32)
-        for s in range(SPLITS):
-            a, b = _sum(
-                X,
-                one,
-                two,
-                n,
-                nm,
-                N,
-                r,
-                rm,
-                K,
-                s * span,
-                tl.minimum(K, (s + 1) * span),
-                FORM,
-                BN,
-                BM,
-                BK,
-                EVEN,
-                GATED,
-                POLICY,
-                INTERPRET,
-            )
-            acc += a
-            beside += b
-        _store(Out, Bias, acc, beside, at, out_column, mask, ACTIVATION, BIASED)
-    else:
-        s = tl.program_id(1)
-        a, b = _sum(
-            X,
-            one,
-            two,
-            n,
-            nm,
-            N,
-            r,
-            rm,
-            K,
-            s * span,
-            tl.minimum(K, (s + 1) * span),
-            FORM,
-            BN,
-            BM,
-            BK,
-            EVEN,
-            GATED,
-            POLICY,
-            INTERPRET,
-        )
-        size = R.to(tl.int64) * columns
-        sums = Partials + r.to(tl.int64)[None, :] * columns + out_column
-        tl.store(sums + s * size, a, mask=mask)
-        if GATED:
-            tl.store(sums + (SPLITS + s) * size, b, mask=mask)
-        tl.debug_barrier()  # every thread's sums are written before one of them says so
-        if tl.atomic_add(Counters + pid, 1, sem="acq_rel") == SPLITS - 1:
-            acc = tl.zeros((BN, BM), tl.float32)
-            beside = tl.zeros((BN, BM), tl.float32)
-            for i in range(SPLITS):
-                acc += tl.load(sums + i * size, mask=mask, other=0.0, cache_modifier=".cg")
-                if GATED:
-                    beside += tl.load(sums + (SPLITS + i) * size, mask=mask, other=0.0, cache_modifier=".cg")
-            _store(Out, Bias, acc, beside, at, out_column, mask, ACTIVATION, BIASED)
-            tl.store(Counters + pid, 0)
-
-
-@triton.jit
-def _stacked(weights, tile, BN: tl.constexpr):
-    """The planes of the weight that owns this tile."""
-    if len(weights) == 1:
-        return weights[0]
-    elif len(weights[0]) == 2:
-        return (_pick(weights, 0, tile, BN), 0)
-    else:
-        return (
-            _pick(weights, 0, tile, BN), _pick(weights, 1, tile, BN), _pick(weights, 2, tile, BN), _pick(weights, 3, tile, BN),
-            _pick(weights, 4, tile, BN), _pick(weights, 5, tile, BN), 0,
-        )  # fmt: skip
-
-
-@triton.jit(do_not_specialize=["size"])
-def _gate(Gate, Up, Out, size, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
-    """Out = f(Gate) * Up, value by value."""
-    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    mask = i < size
-    g = tl.load(Gate + i, mask=mask, other=0.0)
-    tl.store(
-        Out + i, (activate(g, ACTIVATION) * tl.load(Up + i, mask=mask, other=0.0)).to(Out.dtype.element_ty), mask=mask
-    )
 
 
 def form(type: QuantType) -> tuple[int, int, int, int, int, bool, int, bool] | None:
@@ -474,7 +174,7 @@ def _gate_up_mixed(
         _launch(part, (gate,), g, work, None, NONE)
         _launch(part, (up,), u, work, None, NONE)
         grid = (triton.cdiv(size, 1024),)
-        _gate[grid](g, u, result, size, ACTIVATIONS[activation], 1024, enable_fp_fusion=False)  # type: ignore[reportArgumentType]
+        combine[grid](g, u, result, size, ACTIVATIONS[activation], 1024, enable_fp_fusion=False)  # type: ignore[reportArgumentType]
 
 
 def _launch(

@@ -20,6 +20,7 @@ from triton.compiler import ASTSource
 from power_lab.kernels.quants import GEOMETRY, QuantType, row_bytes
 from power_lab.kernels.triton import linear
 from power_lab.kernels.triton.planes import FORMS, PLANES, repack
+from power_lab.kernels.triton.product import product
 
 SHARED = 232448  # bytes of a block on sm_90
 POINTERS = {np.int16: "*i16", np.uint8: "*u8", np.int8: "*i8", np.float16: "*fp16"}
@@ -51,7 +52,7 @@ def compiled(
     aligned = {(i,): ALIGNED for i in (0, 2, 3, 4, 5, 7, 8, 9, 10)}
     aligned |= {(1, w, i): ALIGNED for w, items in enumerate(weights) for i in range(len(items))}
     source = ASTSource(
-        fn=linear.product, signature=types | dict.fromkeys(constants, "constexpr"), constexprs=constants, attrs=aligned
+        fn=product, signature=types | dict.fromkeys(constants, "constexpr"), constexprs=constants, attrs=aligned
     )
     options = {"num_warps": s.warps, "num_stages": s.stages, "enable_fp_fusion": False}
     kernel = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)

@@ -14,6 +14,7 @@ from power_lab.kernels import reference
 from power_lab.kernels.ops import Activation
 from power_lab.kernels.quants import QuantType
 from power_lab.kernels.triton import linear as kernels
+from power_lab.kernels.triton.product import combine
 from tests.kernels.triton.matrices import BLOCKS_OF_32, BLOCKS_OF_256, PLAIN, weight
 
 pytestmark = [
@@ -55,8 +56,8 @@ def test_linear(type: QuantType, n: int, k: int, rows: int) -> None:
 
 
 def test_splits_are_covered() -> None:
-    assert kernels.reduction(70, 1024, QuantType.Q4_K, False)[1] == 2
-    assert kernels.reduction(70, 640, QuantType.BF16, False)[1] == 2
+    assert kernels.reduction(70, 1024, QuantType.Q4_K)[1] == 2
+    assert kernels.reduction(70, 640, QuantType.BF16)[1] == 2
 
 
 def test_stacked_weights_of_one_type_and_of_several() -> None:
@@ -111,7 +112,7 @@ def test_activations_over_their_whole_range(activation: Activation) -> None:
     """Through the gate of two products, a gate g and an up of 1."""
     gates = torch.cat([torch.linspace(-12, 12, 2001), torch.tensor([-1e30, -200.0, 200.0, 1e30, 0.0, -0.0])])
     out = torch.empty_like(gates)
-    kernels._gate[(3,)](gates, torch.ones_like(gates), out, len(gates), kernels.ACTIVATIONS[activation], 1024)
+    combine[(3,)](gates, torch.ones_like(gates), out, len(gates), kernels.ACTIVATIONS[activation], 1024)
     g = gates.double()
     want = torch.nn.functional.silu(g) if activation == "silu" else torch.nn.functional.gelu(g, approximate="tanh")
     assert torch.allclose(out.double(), want, rtol=2e-6, atol=1e-6)
@@ -120,8 +121,8 @@ def test_activations_over_their_whole_range(activation: Activation) -> None:
 def test_reductions_do_not_ask_for_rows() -> None:
     for n, k in ((6144, 4096), (4096, 12288), (576, 1536), (262144, 640)):
         for type in QuantType:
-            for gated in (False, True):
-                shapes = [kernels.shape(n, k, type, gated, rows) for rows in (1, 16, 17, 64, 100, 128, 129, 8192)]
+            for pair in (False, True):
+                shapes = [kernels.shape(n, k, type, pair, rows) for rows in (1, 16, 17, 64, 100, 128, 129, 8192)]
                 assert len({(s.bk, s.splits) for s in shapes}) == 1
 
 
