@@ -40,7 +40,9 @@ def _norm_rows(x, delta, post, weight, out, eps, D: tl.constexpr, BLOCK: tl.cons
 def _softcap(x, count, cap, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(x + at, mask=at < count, other=0.0)
-    power = tl.exp2(tl.div_rn(value, cap) * 2.8853900817779268)  # e^2y as 2^(y * 2 log2 e); tanh(y) = 1 - 2 / (e^2y + 1)
+    power = tl.exp2(
+        tl.div_rn(value, cap) * 2.8853900817779268
+    )  # e^2y as 2^(y * 2 log2 e); tanh(y) = 1 - 2 / (e^2y + 1)
     tl.store(x + at, (1.0 - tl.div_rn(2.0, power + 1.0)) * cap, mask=at < count)
 
 

@@ -1,8 +1,12 @@
-"""Paged attention through Triton's interpreter, against the reference: what is masked, folded and written where. Bits are the GPU suite's."""
+"""Paged attention through Triton's interpreter, against the reference: what is masked, folded and written where."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -87,3 +91,36 @@ def test_rows_see_their_own_keys(case: Case) -> None:
         q = qkv[row, : q_heads * dim].view(q_heads, dim)
         want = reference.attention(q, k, v, scale, case.window, case.softcap).reshape(-1)
         np.testing.assert_allclose(out[row].numpy(), want.numpy(), rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("rows", "heads", "pages", "wanted"),
+    [
+        (1, (32, 8, 128), 512, attention.Plan(16, 4, 4, 1, 33, 3)),
+        (8, (32, 8, 128), 512, attention.Plan(32, 4, 8, 1, 32, 3)),
+        (64, (32, 8, 128), 512, attention.Plan(32, 4, 8, 1, 1, 3)),
+        (8192, (32, 8, 128), 512, attention.Plan(64, 4, 16, 1, 1, 2)),
+        (1, (9, 3, 64), 4, attention.Plan(16, 3, 5, 1, 1, 4)),
+        (20, (40, 1, 64), 512, attention.Plan(32, 32, 1, 2, 51, 4)),
+    ],
+)
+def test_plans(rows: int, heads: tuple[int, int, int], pages: int, wanted: attention.Plan) -> None:
+    assert attention.plan(rows, *heads, pages) == wanted
+    assert wanted.heads * wanted.rows <= wanted.columns and wanted.heads * wanted.head_blocks >= heads[0] // heads[1]
+
+
+def test_scratch_is_bounded_over_all_steps() -> None:
+    for heads in ((32, 8, 128), (9, 3, 64), (4, 1, 256)):
+        most = max(attention.scratch_floats(rows, *heads, 512) for rows in range(1, 200))
+        assert attention.scratch_floats(199, *heads, 512) == most
+        assert 4 * most < 100 * 2**20, "bytes at 32k tokens"
+
+
+@pytest.mark.timeout(400)
+def test_every_variant_compiles_for_hopper() -> None:
+    """In a process of its own, since this one interprets."""
+    script = Path(__file__).with_name("compile_attention.py")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = str(Path(__file__).parents[3])
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=380, env=environment)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

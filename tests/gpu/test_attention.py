@@ -1,0 +1,375 @@
+"""Rotation, paged write and attention on the GPU: values against the reference in f64, and one row's bits in any company and chunking."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from triton.runtime.errors import OutOfResources
+
+from power_lab.kernels import reference
+from power_lab.kernels.ops import BLOCK, Batch
+from power_lab.kernels.triton import attention, norm, rope
+
+TOKENS = 2 * 256 + BLOCK + 5
+PAGES = 16  # of a table: more than any sequence here fills
+EPS = 1e-6
+DEVICE = "cuda"
+Row = tuple[int, int]  # sequence, position
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Query heads, KV heads and head width, and what the layer does beyond plain attention."""
+
+    heads: tuple[int, int, int]
+    window: int = 0
+    softcap: float = 0.0
+    norm: str = ""
+    temperature: bool = False
+    rope: bool = True
+
+
+SMOLLM2, GEMMA, LARGE = (9, 3, 64), (4, 1, 256), (32, 8, 128)
+LAYERS = [
+    Layer(SMOLLM2),
+    Layer(GEMMA, norm="head"),
+    Layer(LARGE, norm="head"),
+    Layer((6, 2, 80)),
+    Layer((4, 2, 16)),
+    Layer((4, 2, 32), window=70),
+    Layer((8, 8, 96), norm="width"),
+    Layer((40, 1, 64)),
+    Layer(GEMMA, window=512, norm="head"),
+    Layer(SMOLLM2, window=1),
+    Layer(SMOLLM2, window=BLOCK),
+    Layer(LARGE, window=100, softcap=2.0),
+    Layer((8, 4, 128), window=300, softcap=50.0),
+    Layer(SMOLLM2, window=511, norm="width", temperature=True),
+    Layer(GEMMA, softcap=0.5, norm="head", rope=False),
+    Layer(LARGE, rope=False, temperature=True),
+]
+
+
+class Bench:
+    """Sequences of one layer: the same projections, whatever step a row is computed in."""
+
+    def __init__(self, layer: Layer, lengths: Sequence[int]) -> None:
+        q_heads, kv_heads, dim = self.heads = layer.heads
+        self.layer, self.lengths = layer, lengths
+        random = torch.Generator(DEVICE).manual_seed(7)
+        width = (q_heads + 2 * kv_heads) * dim
+        self.qkv = [torch.randn(n, width, device=DEVICE, generator=random) for n in lengths]
+        self.rope = (
+            reference.rope_tables(TOKENS, reference.frequencies(dim, 1e4)).float().to(DEVICE) if layer.rope else None
+        )
+        self.temperature = (1 + torch.arange(TOKENS, device=DEVICE) % 7 / 10) if layer.temperature else None
+        self.norms = None
+        if layer.norm:
+            sizes = (dim, dim) if layer.norm == "head" else (q_heads * dim, kv_heads * dim)
+            self.norms = tuple(1 + 0.3 * torch.randn(n, device=DEVICE, generator=random) for n in sizes)
+
+    def start(self, seed: int) -> None:
+        """Empty pages, full of NaN, in another order for each seed."""
+        count = len(self.lengths) * PAGES
+        pages = np.random.default_rng(seed).permutation(count).astype(np.int32).reshape(-1, PAGES) + 1
+        for table, length in zip(pages, self.lengths, strict=True):
+            table[-(-length // BLOCK) :] = 0
+        self.tables = torch.from_numpy(pages).to(DEVICE)
+        self.keys, self.values = rope.kv_cache(count + 1, self.heads[1], self.heads[2], DEVICE)
+        self.keys.fill_(torch.nan), self.values.fill_(torch.nan)
+
+    def batch(self, rows: Sequence[Row]) -> Batch:
+        sequence, position = torch.tensor(rows, dtype=torch.int32).to(DEVICE).T.contiguous()
+        page = self.tables[sequence.long(), position.long() // BLOCK].long()
+        return Batch(sequence, position, page * BLOCK + position % BLOCK, sequence, self.tables, sequence)
+
+    def step(self, rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor]:
+        """What a layer does: (treated projections, attention's output)."""
+        (q_heads, kv_heads, dim), layer, batch = self.heads, self.layer, self.batch(rows)
+        qkv = torch.stack([self.qkv[s][p] for s, p in rows])
+        rope.rope_write(qkv, batch, self.rope, False, q_heads, self.keys, self.values, self.norms, EPS)
+        need = attention.scratch_floats(len(rows), q_heads, kv_heads, dim, PAGES)
+        scratch = torch.full((need,), torch.nan, device=DEVICE)
+        out = torch.full((len(rows) + 1, q_heads * dim), torch.nan, device=DEVICE, dtype=torch.bfloat16)
+        attention.attention(
+            qkv, batch, q_heads, dim**-0.5, self.keys, self.values, out[:-1], layer.window, layer.softcap,
+            self.temperature, scratch,
+        )  # fmt: skip
+        assert out[-1].isnan().all(), "written behind the end"
+        return qkv, out[:-1]
+
+    def run(self, steps: Iterable[Sequence[Row]], seed: int) -> list[torch.Tensor]:
+        """Outputs of every sequence, bf16 [length, q_heads * dim], computed in these steps."""
+        self.start(seed)
+        outs = [
+            torch.full((n, self.heads[0] * self.heads[2]), torch.nan, device=DEVICE, dtype=torch.bfloat16)
+            for n in self.lengths
+        ]
+        for rows in steps:
+            _, out = self.step(rows)
+            for sequence, result in enumerate(outs):
+                mine = [i for i, (s, _) in enumerate(rows) if s == sequence]
+                if mine:
+                    result[[rows[i][1] for i in mine]] = out[mine]
+        return outs
+
+
+def chunks(length: int, size: int, sequence: int = 0) -> list[list[Row]]:
+    edges = [*range(0, length, size), length]
+    return [[(sequence, p) for p in range(a, b)] for a, b in pairwise(edges)]
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.equal(a.view(torch.int16), b.view(torch.int16)) and not bool(a.isnan().any())
+
+
+@pytest.mark.parametrize("layer", LAYERS, ids=repr)
+def test_values(layer: Layer) -> None:
+    (q_heads, kv_heads, dim), heads = layer.heads, layer.heads[0] + layer.heads[1]
+    bench = Bench(layer, [TOKENS])
+    bench.start(1)
+    qkv, out = bench.step(chunks(TOKENS, TOKENS)[0])
+    raw = bench.qkv[0].view(TOKENS, -1, dim)
+    turned = raw[:, :heads].double()
+    if bench.norms is not None:
+        halves = zip((turned[:, :q_heads], turned[:, q_heads:]), bench.norms, strict=True)
+        parts = [
+            reference.rms_norm(x if layer.norm == "head" else x.flatten(1), w, EPS).reshape(x.shape) for x, w in halves
+        ]
+        turned = torch.cat(parts, dim=1)
+    if bench.rope is not None:
+        turned = reference.rope(turned, bench.rope.double(), False)
+    q = qkv.view(TOKENS, -1, dim)[:, :q_heads]
+    torch.testing.assert_close(q.double(), turned[:, :q_heads], rtol=1e-5, atol=1e-5)
+    pages = bench.tables[0, : -(-TOKENS // BLOCK)].long()
+    k, v = (x[pages].transpose(1, 2).flatten(0, 1)[:TOKENS] for x in (bench.keys, bench.values))
+    torch.testing.assert_close(k.double(), turned[:, q_heads:], rtol=2**-8, atol=1e-5)
+    assert same(v, raw[:, heads:].bfloat16()) and torch.equal(qkv.view(TOKENS, -1, dim)[:, q_heads:], raw[:, q_heads:])
+    behind = torch.stack([cache[pages[-1], :, TOKENS % BLOCK :] for cache in (bench.keys, bench.values)])
+    assert behind.isnan().all() and bench.keys[0].isnan().all() and bench.values[0].isnan().all(), "written elsewhere"
+
+    scores = (
+        torch.einsum("qhd,khd->hqk", q.bfloat16().double(), k.double().repeat_interleave(q_heads // kv_heads, 1))
+        * dim**-0.5
+    )
+    if bench.temperature is not None:
+        scores *= bench.temperature.double()[None, :, None]
+    if layer.softcap:
+        scores = reference.softcap(scores, layer.softcap)
+    at = torch.arange(TOKENS, device=DEVICE)
+    seen = at[None, :] <= at[:, None]
+    if layer.window:
+        seen &= at[None, :] > at[:, None] - layer.window
+    weights = torch.softmax(scores.masked_fill(~seen, -torch.inf), dim=-1)
+    want = torch.einsum("hqk,khd->qhd", weights, v.double().repeat_interleave(q_heads // kv_heads, 1)).flatten(1)
+    error = (out.double() - want).norm(dim=1) / want.norm(dim=1)
+    assert float(error.max()) < 6e-3, "two roundings to bf16 are about 3e-3"
+
+
+@pytest.mark.parametrize("layer", LAYERS, ids=repr)
+def test_chunks_and_verify_windows_have_equal_bits(layer: Layer) -> None:
+    bench = Bench(layer, [TOKENS])
+    whole = bench.run(chunks(TOKENS, TOKENS), 1)[0]
+    for size in (257, 65, 64, 16, 7, 1):
+        assert same(bench.run(chunks(TOKENS, size), size)[0], whole), f"chunks of {size}"
+    edge = TOKENS - 40
+    for window in (2, 8, 17):  # all rows but the first are rejected and computed again in the next step
+        bench.start(window)
+        bench.step([(0, p) for p in range(edge)])
+        for first in range(edge, TOKENS):
+            last = min(first + window, TOKENS)
+            assert same(bench.step([(0, p) for p in range(first, last)])[1], whole[first:last]), f"windows of {window}"
+
+
+@pytest.mark.parametrize("layer", LAYERS, ids=repr)
+def test_batches_have_equal_bits(layer: Layer) -> None:
+    bench = Bench(layer, [TOKENS, 1, 64, 300, 255, 513, 90])
+    alone = bench.run((step for s, n in enumerate(bench.lengths) for step in chunks(n, n, s)), 1)
+    rng = np.random.default_rng(0)
+    for kind in ("together", "shuffled", "mixed"):
+        done, steps = [0] * len(bench.lengths), []
+        while any(d < n for d, n in zip(done, bench.lengths, strict=True)):
+            rows: list[Row] = []
+            for s in rng.permutation(len(done)).tolist():
+                most = {"together": TOKENS, "shuffled": 60, "mixed": int(rng.choice([1, 1, 5, 200]))}[kind]
+                count = min(most, bench.lengths[s] - done[s])
+                rows += [(s, p) for p in range(done[s], done[s] + count)]
+                done[s] += count
+            steps.append([rows[i] for i in rng.permutation(len(rows))] if kind == "shuffled" else rows)
+        for s, result in enumerate(bench.run(steps, 5)):
+            assert same(result, alone[s]), f"sequence {s}, {kind}"
+
+
+def test_a_captured_step_serves_other_batches_of_its_shape() -> None:
+    bench = Bench(Layer(LARGE), [TOKENS, 300])
+    whole = bench.run([*chunks(TOKENS, TOKENS), *chunks(300, 300, 1)], 1)
+    (q_heads, kv_heads, dim) = bench.heads
+    narrow = ([(0, 500), (1, 20), (1, 21)], [(0, 7), (0, 8), (1, 299)])
+    for first, second in (narrow, (_wide(0), _wide(90))):
+        scratch = torch.full(
+            (attention.scratch_floats(len(first), q_heads, kv_heads, dim, PAGES),), torch.nan, device=DEVICE
+        )
+        still, out = (
+            bench.batch(first),
+            torch.full((len(first), q_heads * dim), torch.nan, device=DEVICE, dtype=torch.bfloat16),
+        )
+        qkv = torch.zeros(len(first), bench.qkv[0].shape[1], device=DEVICE)
+
+        def step(
+            qkv: torch.Tensor = qkv, still: Batch = still, out: torch.Tensor = out, scratch: torch.Tensor = scratch
+        ) -> None:
+            rope.rope_write(qkv, still, bench.rope, False, q_heads, bench.keys, bench.values)
+            attention.attention(qkv, still, q_heads, dim**-0.5, bench.keys, bench.values, out, 0, 0.0, None, scratch)
+
+        qkv.copy_(torch.stack([bench.qkv[s][p] for s, p in first]))
+        step()  # compiles
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            step()
+        for rows in (second, first):
+            for target, source in zip(vars_of(still), vars_of(bench.batch(rows)), strict=True):
+                target.copy_(source)
+            qkv.copy_(torch.stack([bench.qkv[s][p] for s, p in rows]))
+            graph.replay()
+            assert same(out, torch.stack([whole[s][p] for s, p in rows]))
+
+
+def _wide(first: int) -> list[Row]:
+    return [*((0, p) for p in range(first, first + 90)), (1, first), *((1, p) for p in range(100, 150))]
+
+
+def vars_of(batch: Batch) -> tuple[torch.Tensor, ...]:
+    return batch.positions, batch.slots, batch.table_of
+
+
+@pytest.mark.parametrize("width", [24, 576, 640, 4096, 5376])
+@pytest.mark.parametrize("post", [False, True])
+def test_norms(width: int, post: bool) -> None:
+    random = torch.Generator(DEVICE).manual_seed(3)
+    x, delta = (torch.randn(300, width, device=DEVICE, generator=random) for _ in range(2))
+    before, weight = (torch.randn(width, device=DEVICE, generator=random) for _ in range(2))
+    first, out = x.clone(), torch.full((301, width), torch.nan, device=DEVICE, dtype=torch.bfloat16)
+    norm.norm(first, delta, before if post else None, weight, EPS, out[:300])
+    summed = x.double() + (reference.rms_norm(delta, before, EPS) if post else delta.double())
+    torch.testing.assert_close(first.double(), summed, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(out[:300].double(), reference.rms_norm(summed, weight, EPS), rtol=2**-8, atol=1e-5)
+    assert out[300].isnan().all()
+    for r in (0, 7, 299):
+        one, alone = x[r : r + 1].clone(), torch.full((1, width), torch.nan, device=DEVICE, dtype=torch.bfloat16)
+        norm.norm(one, delta[r : r + 1], before if post else None, weight, EPS, alone)
+        assert same(alone[0], out[r]) and torch.equal(one[0], first[r])
+
+
+def test_softcap() -> None:
+    x = torch.randn(65, 1777, device=DEVICE) * 40
+    x[0, :3] = torch.tensor([0.0, 1e30, -1e30])
+    want = reference.softcap(x, 30.0)
+    norm.softcap(x, 30.0)
+    torch.testing.assert_close(x.double(), want, rtol=3e-6, atol=6e-6)
+
+
+def seconds(call: Callable[[int], None], times: int) -> float:
+    """Of one of `times` calls in a captured graph, the median of 7 replays."""
+    call(0)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for i in range(times):
+            call(i)
+    graph.replay()
+    results = []
+    for _ in range(7):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        graph.replay()
+        torch.cuda.synchronize()
+        results.append((time.perf_counter() - began) / times)
+    return sorted(results)[3]
+
+
+def measure(heads: tuple[int, int, int], rows: Sequence[Row], length: int, cut: attention.Plan, copies: int) -> float:
+    """Seconds of one call on `copies` caches in turn, so that none stays in the cache of the device."""
+    (q_heads, kv_heads, dim), pages = heads, -(-length // BLOCK)
+    sequences = max(s for s, _ in rows) + 1
+    tables = (torch.randperm(sequences * pages).int() + 1).view(sequences, pages).to(DEVICE)
+    caches = [
+        [torch.randn(sequences * pages + 1, kv_heads, BLOCK, dim, device=DEVICE).bfloat16() for _ in "kv"]
+        for _ in range(copies)
+    ]
+    sequence, position = torch.tensor(rows, dtype=torch.int32).to(DEVICE).T.contiguous()
+    batch = Batch(sequence, position, position.long(), sequence, tables, sequence)
+    qkv = torch.randn(len(rows), (q_heads + 2 * kv_heads) * dim, device=DEVICE)
+    out = torch.empty(len(rows), q_heads * dim, device=DEVICE, dtype=torch.bfloat16)
+    scratch = torch.empty(attention.scratch_floats(len(rows), *heads, pages) + 2**20, device=DEVICE)
+
+    def call(i: int) -> None:
+        keys, values = caches[i % copies]
+        attention.attention(qkv, batch, q_heads, dim**-0.5, keys, values, out, 0, 0.0, None, scratch, cut)
+
+    return seconds(call, 4 * copies)
+
+
+@pytest.mark.timeout(600)
+def test_speed_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    """Not a test of speed, which belongs to the bench: it shows what plans cost, and that each runs."""
+    source, target = (torch.empty(2**30, device=DEVICE, dtype=torch.bfloat16) for _ in range(2))
+    copy = _copy_rate(source, target)
+    del source, target
+    lines = [f"copy: {copy / 1e12:.2f}e12 B/s"]
+    for heads in (LARGE, SMOLLM2, GEMMA):
+        for count, length in ((1, 32768), (8, 32768), (16, 4096), (64, 1024)):
+            for window in (1, 8) if count == 1 else (1,):
+                rows = [(s, p) for s in range(count) for p in range(length - window, length)]
+                planned = attention.plan(len(rows), *heads, length // BLOCK)
+                for cut in dict.fromkeys([planned, *(replace(planned, stages=stages) for stages in (2, 3, 4))]):
+                    lines.append(_decode(heads, rows, count, length, cut, copy, "*" if cut == planned else " "))
+        length, (q_heads, _, dim) = 8192, heads
+        rows, planned = [(0, p) for p in range(length)], attention.plan(length, *heads, length // BLOCK)
+        for columns in (32, 64, 128) if dim <= 64 else (32, 64):
+            for stages in (2, 3):
+                together = min(planned.heads, columns)
+                cut = replace(planned, columns=columns, heads=together, rows=columns // together, stages=stages)
+                try:
+                    taken = measure(heads, rows, length, cut, 1)
+                except OutOfResources as error:  # too much shared memory for this plan
+                    lines.append(f"  prefill {heads} {length}: {columns}x{stages}: {type(error).__name__}")
+                    continue
+                rate = 2 * q_heads * dim * length * length / taken / 1e12
+                mark = "*" if cut == planned else " "
+                lines.append(
+                    f"{mark} prefill {heads} {length}: {columns}x{stages}: {rate:.0f} TFLOP/s, {1e3 * taken:.2f} ms"
+                )
+    with capsys.disabled():
+        print("", *lines, sep="\n")
+    assert len(lines) > 3
+
+
+def _copy_rate(source: torch.Tensor, target: torch.Tensor) -> float:
+    def call(_: int) -> None:
+        target.copy_(source)
+
+    return 2 * source.nbytes / seconds(call, 4)
+
+
+def _decode(
+    heads: tuple[int, int, int],
+    rows: Sequence[Row],
+    count: int,
+    length: int,
+    cut: attention.Plan,
+    copy: float,
+    mark: str,
+) -> str:
+    what = f"decode {heads} {count} x {len(rows) // count} row(s) at {length}: {cut.columns}x{cut.stages}, {cut.programs} programs"
+    read = 4 * count * length * heads[1] * heads[2]
+    try:
+        taken = measure(heads, rows, length, cut, max(2, int(2e8 // read)))
+    except OutOfResources as error:  # too much shared memory for this plan
+        return f"  {what}: {type(error).__name__}"
+    return f"{mark} {what}: {1e6 * taken:.1f} us, {read / taken / copy:.2f} of copy"
