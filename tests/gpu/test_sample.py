@@ -23,6 +23,8 @@ from power_lab.kernels.triton import logprobs, noise
 from power_lab.kernels.triton.sample import sample
 from tests.kernels.triton.sampling import CHAINS, Row, at, controls, draw, poisoned, scores
 
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+
 VOCABULARIES = [258, 49152, 262144]
 EVERY_PLAN = [{"BLOCK": 1024, "num_warps": 4}, {"BLOCK": 2048, "num_warps": 8}, {"BLOCK": 4096, "num_warps": 8}]
 

@@ -1,6 +1,6 @@
-"""Compiles the sampler chain and log-probabilities for sm_90, without a GPU, as their launches would. Run by test_sample; prints resource use.
+"""Compiles the sampler chain and log-probabilities for sm_90, without a GPU, as their launches would.
 
-Fails where a kernel spills, needs more than 128 registers, or divides inexactly.
+Run by test_sample; prints resource use. Fails where a kernel spills, needs more than 128 registers, or divides inexactly.
 """
 
 from __future__ import annotations
