@@ -18,6 +18,7 @@ from power_lab.kernels.triton.linear import Workspace, gate_up, linear
 from power_lab.kernels.triton.planes import FORMS, DeviceWeight
 from tests.kernels.triton.matrices import on_device, weight
 
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 ROWS = (*range(1, 41), 64, 65, 128, 129, 200, 512)
 EIGHT_B = {"qkv": (6144, 4096), "out": (4096, 4096), "gate-up": (12288, 4096), "down": (4096, 12288)}
 SMALL = {"0.6B out": (1024, 2048), "SmolLM2 qkv": (960, 576), "SmolLM2 down": (576, 1536), "Gemma gate": (2048, 640)}

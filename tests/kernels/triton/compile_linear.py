@@ -17,7 +17,7 @@ from triton.backends import nvidia
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from power_lab.kernels.quants import GEOMETRY, QuantType, row_bytes
+from power_lab.kernels.quants import QuantType, row_bytes
 from power_lab.kernels.triton import linear
 from power_lab.kernels.triton.planes import FORMS, PLANES, repack
 from power_lab.kernels.triton.product import product
@@ -77,11 +77,14 @@ def main() -> None:
             print("shared bytes, registers, stack bytes:", *compiled(type, rows, columns, cols, activation))
         return
     for type in QuantType:
-        cases = [(16, 12288, 4096, 1, 1), (16, 6144, 4096, 0, 3), (512, 4096, 4096, 0, 1)]
-        if type in (QuantType.BF16, QuantType.Q4_K, QuantType.Q5_0):
-            cases += [(rows, 3072, 1024, activation, 1) for rows in (32, 64, 128, 512) for activation in (0, 2)]
-        if GEOMETRY[type][0] != 256:
-            cases += [(16, 960, 576, 0, 1), (512, 2048, 640, 1, 1)]
+        cases = [(16, 12288, 4096, 1, 1), (512, 4096, 4096, 0, 1)]
+        if type in (QuantType.BF16, QuantType.Q4_K):
+            cases += [
+                (16, 6144, 4096, 0, 3),
+                *((rows, 3072, 1024, activation, 1) for rows in (32, 64, 128, 512) for activation in (0, 2)),
+            ]
+        if type in (QuantType.BF16, QuantType.Q4_1, QuantType.Q5_0, QuantType.Q8_0):
+            cases += [(16, 960, 576, 0, 1), (16, 2048, 640, 2, 1)]
         for case in cases:
             shared, registers, stack = compiled(type, *case)
             print(type.name, case, shared, registers, stack, flush=True)
