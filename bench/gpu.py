@@ -2,8 +2,8 @@
 
     python bench/gpu.py MODEL [--output FILE]
 
-Prints tokens a second with the bandwidth that the weights' bytes amount to, beside a copy's in the same run. Steps are timed from outside, so
-they hold everything: planning, the replayed graph, sampling, the copy back.
+Prints tokens a second with the bandwidth that the weights' bytes amount to, beside a copy's in the same run. Steps are timed from
+outside, so they hold everything: planning, the replayed graph, sampling, the copy back.
 """
 
 from __future__ import annotations
