@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from power_lab import models
 from power_lab.engine.config import Paths
+
+# Triton decides at its import, and other libraries import it, whether kernels run in its interpreter. Only a GPU runs them compiled.
+if not Path("/dev/nvidiactl").exists():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 DEFAULT_PATHS = Paths.default()  # before any test points POWER_LAB_HOME elsewhere
 
