@@ -6,21 +6,17 @@ resources.
 
 from __future__ import annotations
 
-import re
-import subprocess
 import sys
-import tempfile
 from dataclasses import replace
-from pathlib import Path
 
 import triton
-from triton.backends import nvidia
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel
 
 from power_lab.kernels.ops import BLOCK, SPLIT
 from power_lab.kernels.triton import attention, norm, rope
 from power_lab.kernels.triton.attention import Plan
+from tests.kernels.triton.cubin import resources
 
 SHARED = 232448  # bytes of a block on sm_90
 PAGES = 512
@@ -45,20 +41,6 @@ def build(fn: triton.JITFunction, constants: dict[str, object], **options: int) 
     aligned = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(fn.arg_names) if types[n].startswith("*")}
     source = ASTSource(fn=fn, signature=types, constexprs=constants, attrs=aligned)
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"enable_fp_fusion": False, **options})
-
-
-def resources(kernel: CompiledKernel) -> tuple[int, int, int]:
-    """(shared bytes, registers, stack bytes)."""
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(kernel.asm["cubin"])
-        file.flush()
-        tool = Path(nvidia.__file__).parent / "bin" / "cuobjdump"
-        text = subprocess.run(
-            [tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
-        ).stdout
-    found = re.search(r"REG:(\d+) STACK:(\d+)", text)
-    assert found, text
-    return kernel.metadata.shared, int(found[1]), int(found[2])
 
 
 def attend(

@@ -5,15 +5,10 @@ Run by test_linear; with arguments, `compile_linear.py TYPE ROWS COLUMNS K`, it 
 
 from __future__ import annotations
 
-import re
-import subprocess
 import sys
-import tempfile
-from pathlib import Path
 
 import numpy as np
 import triton
-from triton.backends import nvidia
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -21,6 +16,7 @@ from power_lab.kernels.quants import QuantType, row_bytes
 from power_lab.kernels.triton import linear
 from power_lab.kernels.triton.planes import FORMS, PLANES, repack
 from power_lab.kernels.triton.product import product
+from tests.kernels.triton.cubin import resources
 
 SHARED = 232448  # bytes of a block on sm_90
 POINTERS = {np.int16: "*i16", np.uint8: "*u8", np.int8: "*i8", np.float16: "*fp16"}
@@ -57,16 +53,7 @@ def compiled(
     options = {"num_warps": s.warps, "num_stages": s.stages, "enable_fp_fusion": False}
     kernel = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     assert "wgmma.mma_async" in kernel.asm["ptx"], f"{type.name} {s}: not the matrix unit's own instructions"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(kernel.asm["cubin"])
-        file.flush()
-        tool = Path(nvidia.__file__).parent / "bin" / "cuobjdump"
-        text = subprocess.run(
-            [tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
-        ).stdout
-    found = re.search(r"REG:(\d+) STACK:(\d+)", text)
-    assert found, text
-    return kernel.metadata.shared, int(found[1]), int(found[2])
+    return resources(kernel)
 
 
 def main() -> None:

@@ -5,18 +5,14 @@ Run by test_sample; prints resource use. Fails where a kernel spills, needs more
 
 from __future__ import annotations
 
-import re
-import subprocess
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import triton
-from triton.backends import nvidia
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from power_lab.kernels.triton import logprobs, sample, survivors
+from tests.kernels.triton.cubin import resources
 
 POINTERS = {
     "*fp32": ("logits", "controls", "bias_values", "z", "best", "peaks", "fars", "tops", "chosen", "values", "all_largest", "all_sums"),
@@ -38,16 +34,7 @@ def compiled(kernel: Any, constants: dict[str, int], warps: int) -> tuple[int, i
     options = {"num_warps": warps, "enable_fp_fusion": False}
     done = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     assert "div.full.f32" not in done.asm["ptx"], kernel
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(done.asm["cubin"])
-        file.flush()
-        tool = Path(nvidia.__file__).parent / "bin" / "cuobjdump"
-        text = subprocess.run(
-            [tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
-        ).stdout
-    found = re.search(r"REG:(\d+) STACK:(\d+)", text)
-    assert found, text
-    return done.metadata.shared, int(found[1]), int(found[2])
+    return resources(done)
 
 
 def main() -> None:
