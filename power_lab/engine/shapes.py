@@ -84,7 +84,7 @@ class Coverage:
     def standard(cls, most: int) -> Coverage:
         """For GPUs: 1, 2, 4, 8, 16, 24, 32, 48, ... 128 for decoding, then 192, 256, 384, 512, ... for prompts, and `most` itself.
 
-        A third of a bucket above 16 rows is padding at the worst; `planner.plan` finds better ones for a recorded demand.
+        A third of a bucket above 16 rows is padding at the worst; `planner.plan_buckets` finds better ones for a recorded demand.
         """
         prompts = (rows for power in count(7) for rows in (3 << (power - 1), 2 << power))
         below = (*_DECODE_ROWS, *takewhile(lambda rows: rows < most, prompts))
@@ -255,7 +255,7 @@ class Registry:
         return {shape: self._demand[shape] for shape in sorted(self._demand, key=_order)}
 
     def demanded_rows(self) -> dict[int, int]:
-        """Token rows -> steps that asked for so many, ascending: what `planner.plan` plans for."""
+        """Token rows -> steps that asked for so many, ascending: what `planner.plan_buckets` plans for."""
         rows: Counter[int] = Counter()
         for shape, steps in tuple(self._demand.items()):
             rows[shape.rows] += steps
