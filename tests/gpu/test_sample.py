@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from statistics import median
 
 import numpy as np
@@ -103,11 +103,10 @@ def test_every_split_gives_every_row_the_same_token() -> None:
 def test_a_captured_graph_takes_new_controls() -> None:
     vocabulary, rng = 49152, np.random.default_rng(3)
     logits, scratch = random_logits(rng, 8, vocabulary), poisoned(8, vocabulary, "cuda")
-    first = controls([Row()] * 8, "cuda")
-    room = [
-        torch.zeros(40_000, dtype=x.dtype, device="cuda") for x in (first.history, first.bias_ids, first.bias_values)
-    ]
-    static = replace(first, history=room[0], bias_ids=room[1], bias_values=room[2])
+    first, lists = controls([Row()] * 8, "cuda"), ("history", "bias_ids", "bias_values")
+    static = replace(
+        first, **{name: torch.zeros(40_000, dtype=getattr(first, name).dtype, device="cuda") for name in lists}
+    )
     tokens = torch.full((8,), -7, dtype=torch.int32, device="cuda")
     sample(logits, static, tokens, scratch)
     graph = torch.cuda.CUDAGraph()
@@ -117,10 +116,9 @@ def test_a_captured_graph_takes_new_controls() -> None:
         rows = [random_row(rng, vocabulary) for _ in range(8)]
         logits.copy_(random_logits(rng, 8, vocabulary))
         new = controls(rows, "cuda")
-        for name in ("values", "keys", "spans"):
-            getattr(static, name).copy_(getattr(new, name))
-        for name in ("history", "bias_ids", "bias_values"):
-            getattr(static, name)[: len(getattr(new, name))].copy_(getattr(new, name))
+        for field in fields(SampleRows):
+            values = getattr(new, field.name)
+            getattr(static, field.name)[: len(values)].copy_(values)
         graph.replay()
         assert tokens.tolist() == draw(logits, rows), turn
 
@@ -173,11 +171,7 @@ def numba_sample() -> Callable[[np.ndarray, list[Row]], list[int]]:
 
     def run(logits: np.ndarray, rows: list[Row]) -> list[int]:
         c, tokens = controls(rows), np.full(len(rows), -7, np.int32)
-        values, spans, keys = c.values.numpy(), c.spans.numpy(), c.keys.numpy()
-        lists = c.bias_ids.numpy(), c.bias_values.numpy(), spans[:, 3:]
-        columns = [values[:, 0], values[:, 1].astype(np.int32), *(values[:, i] for i in range(2, 6))]
-        seeds, positions = np.ascontiguousarray(keys[:, 0]).view(np.uint64), keys[:, 1]
-        ops.sample(logits, SampleRows(*columns, seeds, positions, c.history.numpy(), spans[:, :3], *lists), tokens)
+        ops.sample(logits, SampleRows(*(getattr(c, field.name).numpy() for field in fields(SampleRows))), tokens)
         return tokens.tolist()
 
     return run

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from power_lab.kernels.triton import chain
 from power_lab.kernels.triton.elementary import exp, log
 from power_lab.kernels.triton.sample import arrive
 
@@ -88,11 +89,13 @@ def _merge(lists, programs, top, norm, ids, values, PROGRAMS: tl.constexpr):
         head = tl.where(taken, behind, head)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["tokens", "chosen", "ids", "values"])
 def _logprobs(
     logits, vocabulary, tokens, chosen, ids, values, top, all_largest, all_sums, all_keys, arrived,
-    BLOCK: tl.constexpr, PROGRAMS: tl.constexpr,
+    BLOCK: tl.constexpr, PROGRAMS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    chain.begin(PDL)
+    chain.wait(PDL)
     row, part, programs = tl.program_id(1).to(tl.int64), tl.program_id(0), tl.num_programs(0)
     all_largest, all_sums = all_largest + row * programs, all_sums + row * programs
     all_keys, logits = all_keys + row * programs * top, logits + row * vocabulary
@@ -135,6 +138,7 @@ def launch(logits: Tensor, tokens: Tensor, chosen: Tensor, ids: Tensor, values: 
     _logprobs[programs, rows](
         logits, vocabulary, tokens, chosen, ids, values, ids.shape[1], s.largest, s.sums, s.keys, s.arrived,
         BLOCK=BLOCK, PROGRAMS=triton.next_power_of_2(programs), num_warps=WARPS, enable_fp_fusion=False,
+        **chain.options(logits.device),
     )  # fmt: skip
 
 

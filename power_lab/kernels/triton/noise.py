@@ -44,4 +44,4 @@ def gumbel(word):
     u = tl.where(u < BELOW_ONE, u, BELOW_ONE)  # words that round up to 1
     rest = 1.0 - u
     lost = tl.div_rn((1.0 - rest) - u, rest)  # what 1 - u lost by rounding
-    return -log(-(log(rest) + lost))
+    return log((log(rest) + lost) * -1.0) * -1.0  # `-x` is 0 - x to Triton, which loses the sign of 0

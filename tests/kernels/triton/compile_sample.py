@@ -14,13 +14,31 @@ from triton.compiler import ASTSource
 from power_lab.kernels.triton import logprobs, sample, survivors
 from tests.kernels.triton.cubin import resources
 
+CONTROLS = sample.Controls(
+    *("*fp32", "*i32", "*fp32", "*fp32", "*fp32", "*fp32"),
+    *("*i64", "*i64"),
+    *("*i32", "*i64"),
+    *("*i32", "*fp32", "*i64"),
+)
+SCRATCH = sample.Scratch(
+    *("*fp32", "*i32", "*i8"),
+    *("*fp32", "*i32"),
+    *("*fp32", "*fp32", "*fp32"),
+    *("*i64", "*i64", "*i64"),
+    *("*i64", "*i32", "*i32"),
+)
 POINTERS = {
-    "*fp32": ("logits", "controls", "bias_values", "z", "best", "peaks", "fars", "tops", "chosen", "values", "all_largest", "all_sums"),
-    "*i32": ("history", "bias_ids", "tokens", "ids", "filled", "arrived"),
-    "*i64": ("spans", "cuts", "bins", "limits", "keys", "all_keys"),
+    "*fp32": ("logits", "chosen", "values", "all_largest", "all_sums"),
+    "*i8": ("seen",),
+    "*i32": ("tokens", "ids", "arrived"),
+    "*i64": ("all_keys",),
 }  # fmt: skip
-TYPES = {name: type for type, names in POINTERS.items() for name in names}
+TYPES: dict[str, Any] = {name: type for type, names in POINTERS.items() for name in names} | {
+    "c": CONTROLS,
+    "s": SCRATCH,
+}
 NUMBERS = ("vocabulary", "pitch", "peak_pitch", "top")
+ALIGNED = [["tt.divisibility", 16]]
 STACK = 32  # bytes: what a call of the division's slow path may need
 
 
@@ -29,31 +47,38 @@ def compiled(kernel: Any, constants: dict[str, int], warps: int) -> tuple[int, i
     names = kernel.arg_names
     used = {name: value for name, value in constants.items() if name in names}
     types = {name: "constexpr" if name in used else "i32" if name in NUMBERS else TYPES[name] for name in names}
-    aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if types[name].startswith("*")}
+    aligned = {(i,): ALIGNED for i, name in enumerate(names) if name in TYPES and name not in ("c", "s")}
+    if "s" in names:
+        aligned |= {(names.index("s"), i): ALIGNED for i in range(len(SCRATCH))}
     source = ASTSource(kernel, types, constexprs=used, attrs=aligned)
-    options = {"num_warps": warps, "enable_fp_fusion": False}
+    options = {"num_warps": warps, "enable_fp_fusion": False, "launch_pdl": True}
     done = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-    assert "div.full.f32" not in done.asm["ptx"], kernel
+    ptx = done.asm["ptx"]
+    assert "div.full.f32" not in ptx, kernel
+    assert ptx.index("griddepcontrol.launch_dependents") < ptx.index("griddepcontrol.wait") < ptx.index("ld.global"), (
+        kernel
+    )
     return resources(done)
 
 
 def main() -> None:
+    passes = (sample._survey, sample._histogram, sample._collect, sample._draw)
+    flags = {"RANDOM": True, "LIMITED": True}
     cases = [
         (logprobs._logprobs, {"BLOCK": logprobs.BLOCK, "num_warps": logprobs.WARPS}),
-        *(
-            (kernel, sample.plan(rows, 262144))
-            for kernel in (sample._survey, sample._histogram, sample._collect, sample._draw)
-            for rows in (1, 64)
-        ),
+        (sample._mark, {"BLOCK": 0, "num_warps": 4}),
+        (sample._survey, {**sample.plan(1, 262144), "RANDOM": False, "LIMITED": False}),
+        *((kernel, sample.plan(rows, 262144) | flags) for kernel in passes for rows in (1, 64)),
     ]
     for kernel, meta in cases:
-        programs = 262144 // meta["BLOCK"]
+        programs = 262144 // (meta["BLOCK"] or 1024)
         constants = {
-            "BLOCK": meta["BLOCK"],
+            **meta,
             "PROGRAMS": programs,
             "PEAKS": 262144 // sample.GROUP.value,
             "BINS": survivors.BINS.value,
             "LISTED": survivors.LISTED,
+            "PDL": True,
         }
         shared, registers, stack = compiled(kernel, constants, meta["num_warps"])
         print(f"{kernel.__name__} {meta}: shared {shared}, registers {registers}, stack {stack}")

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from power_lab.kernels import reference
-from power_lab.kernels.triton.sample import Controls, Scratch, sample
+from power_lab.kernels.ops import SampleRows
+from power_lab.kernels.triton.sample import Scratch, sample
 
 
 @dataclass(frozen=True)
@@ -28,10 +29,6 @@ class Row:
     before: tuple[int, ...] = ()
     generated: tuple[int, ...] = ()
     bias: dict[int, float] = field(default_factory=dict)
-
-    @property
-    def values(self) -> list[float]:
-        return [self.temperature, self.top_k, self.top_p, self.min_p, self.repetition, self.presence]
 
 
 CHAINS = [
@@ -51,34 +48,42 @@ CHAINS = [
 ]
 
 
-def controls(rows: Sequence[Row], device: str = "cpu", spare: int = 5) -> Controls:
+def controls(rows: Sequence[Row], device: str = "cpu", spare: int = 5) -> SampleRows:
     """Rows on the device; the lists begin and end with `spare` entries that no span names."""
-    history, ids, values, spans = [3] * spare, [2] * spare, [1e9] * spare, []
+    history, ids, values, spans, bias_spans = [3] * spare, [2] * spare, [1e9] * spare, [], []
     for row in rows:
-        start = len(history)
+        start, first = len(history), len(ids)
         history += row.before + row.generated
-        spans.append([start, start + len(row.before), len(history), len(ids), len(ids) + len(row.bias)])
         ids += row.bias
         values += row.bias.values()
-    seeds = np.array([row.seed for row in rows], np.uint64).view(np.int64)
-    keys = np.stack([seeds, np.array([row.position for row in rows], np.int64)], axis=1)
-    lists = history + [3] * spare, ids + [2] * spare, values + [1e9] * spare
-    return Controls(
-        torch.tensor([row.values for row in rows], dtype=torch.float32, device=device),
-        torch.from_numpy(keys).to(device),
-        torch.tensor(spans, device=device),
-        torch.tensor(lists[0], dtype=torch.int32, device=device),
-        torch.tensor(lists[1], dtype=torch.int32, device=device),
-        torch.tensor(lists[2], dtype=torch.float32, device=device),
+        spans.append([start, start + len(row.before), len(history)])
+        bias_spans.append([first, len(ids)])
+
+    def column(name: str, dtype: torch.dtype) -> Tensor:
+        return torch.tensor([getattr(row, name) for row in rows], dtype=dtype, device=device)
+
+    return SampleRows(
+        temperature=column("temperature", torch.float32),
+        top_k=column("top_k", torch.int32),
+        top_p=column("top_p", torch.float32),
+        min_p=column("min_p", torch.float32),
+        repetition=column("repetition", torch.float32),
+        presence=column("presence", torch.float32),
+        seeds=torch.from_numpy(np.array([row.seed for row in rows], np.uint64).view(np.int64)).to(device),
+        positions=column("position", torch.int64),
+        history=torch.tensor(history + [3] * spare, dtype=torch.int32, device=device),
+        history_span=torch.tensor(spans, device=device),
+        bias_ids=torch.tensor(ids + [2] * spare, dtype=torch.int32, device=device),
+        bias_values=torch.tensor(values + [1e9] * spare, dtype=torch.float32, device=device),
+        bias_span=torch.tensor(bias_spans, device=device),
     )
 
 
 def poisoned(rows: int, vocabulary: int, device: str = "cpu", **sizes: int) -> Scratch:
     """Scratch in which only what must be 0 is."""
     scratch = Scratch.allocate(rows, vocabulary, device, **sizes)
-    for each in fields(scratch):
-        array = getattr(scratch, each.name)
-        if each.name != "arrived":
+    for name, array in zip(scratch._fields, scratch, strict=True):
+        if name not in ("arrived", "seen"):
             array.fill_(torch.nan if array.is_floating_point() else -(2**31) + 12345)
     return scratch
 
@@ -91,7 +96,7 @@ def draw(logits: Tensor, rows: Sequence[Row], scratch: Scratch | None = None, **
     before = logits.clone()
     sample(logits, controls(rows, device), tokens, scratch, **options)  # type: ignore[arg-type]
     assert torch.equal(logits.view(torch.int32), before.view(torch.int32)), "logits are read, not changed"
-    assert not scratch.arrived.any(), "counters are 0 again"
+    assert not scratch.arrived.any() and not scratch.seen.any(), "counters and flags are 0 again"
     return tokens.tolist()
 
 

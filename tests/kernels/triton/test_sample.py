@@ -56,6 +56,7 @@ def test_passes_that_no_row_needs_may_be_left_out() -> None:
     logits, greedy, plain = normal(4, 300), [Row(temperature=0.0)] * 4, [at(Row(min_p=0.01), i) for i in range(4)]
     assert draw(logits, greedy, random=False) == draw(logits, greedy) == logits.argmax(1).tolist()
     assert draw(logits, plain, limited=False) == draw(logits, plain)
+    assert draw(logits, plain, limited=False, penalised=False) == draw(logits, plain)
 
 
 @settings(deadline=None, max_examples=12)
@@ -88,6 +89,16 @@ def test_a_long_history() -> None:
     row = Row(repetition=1.5, presence=0.5, before=tuple(before), generated=tuple(generated), bias={1499: 3.0})
     rows = [row, replace(row, temperature=0.0)]
     assert draw(logits, rows) == [reference_token(*pair) for pair in zip(logits, rows, strict=True)]
+
+
+def test_more_biases_than_are_looked_at_together() -> None:
+    """Tokens of two programs, and a history that names tokens which no vocabulary has."""
+    rng = np.random.default_rng(4)
+    bias = {int(token): float(rng.normal()) for token in rng.permutation(1500)[:150]}
+    logits = normal(1, 1500, seed=5)
+    for row in (Row(bias=bias), Row(temperature=0.0, presence=-2.0, generated=(1400,), bias=bias)):
+        want = reference_token(logits[0], row)
+        assert draw(logits, [replace(row, before=(-1, 1500, 2**31 - 1))]) == [want]
 
 
 def test_survivors_where_values_tie() -> None:
