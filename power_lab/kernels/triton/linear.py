@@ -15,6 +15,7 @@ import triton
 
 from power_lab.kernels.ops import Activation
 from power_lab.kernels.quants import QuantType, row_bytes
+from power_lab.kernels.triton import chain
 from power_lab.kernels.triton.planes import FORMS, PLANES, DeviceWeight
 from power_lab.kernels.triton.product import combine, product
 
@@ -68,6 +69,7 @@ class Shape:
     warps: int
     stages: int
     fused: bool
+    ahead: int = 8
 
 
 @lru_cache(maxsize=4096)
@@ -174,7 +176,7 @@ def _gate_up_mixed(
         _launch(part, (gate,), g, work, None, NONE)
         _launch(part, (up,), u, work, None, NONE)
         grid = (triton.cdiv(size, 1024),)
-        combine[grid](g, u, result, size, ACTIVATIONS[activation], 1024, enable_fp_fusion=False)  # type: ignore[reportArgumentType]
+        combine[grid](g, u, result, size, ACTIVATIONS[activation], 1024, enable_fp_fusion=False, **chain.options(x.device))  # type: ignore[reportArgumentType]
 
 
 def _launch(
@@ -186,10 +188,21 @@ def _launch(
     activation: int,
 ) -> None:
     """One launch for weights of one type: side by side, or gated."""
+    if len(x):
+        launch(x, weights, out, work, bias, activation, shape(out.shape[1], x.shape[1], weights[0].type, activation != NONE, len(x)))
+
+
+def launch(
+    x: torch.Tensor,
+    weights: tuple[DeviceWeight, ...],
+    out: torch.Tensor,
+    work: Workspace,
+    bias: torch.Tensor | None,
+    activation: int,
+    s: Shape,
+) -> None:
+    """One launch, of the shape that it is told."""
     rows, cols, columns = x.shape[0], x.shape[1], out.shape[1]
-    if rows == 0:
-        return
-    s = shape(columns, cols, weights[0].type, activation != NONE, rows)
     counted = (weights[0],) if activation else weights
     tiles = triton.cdiv(rows, s.bm) * sum(triton.cdiv(w.rows, s.bn) for w in counted)
     sums = s.splits * rows * columns * (2 if activation else 1)
@@ -199,8 +212,9 @@ def _launch(
         x, tuple(arguments(w) for w in weights), out, out if bias is None else bias, work.partials, work.counters,
         rows, cols, columns, out.stride(0), triton.cdiv(triton.cdiv(cols, s.bk), s.splits) * s.bk,
         FORM=form(weights[0].type), BN=s.bn, BM=s.bm, BK=s.bk, SPLITS=s.splits, FUSED=fused, ACTIVATION=activation,
-        BIASED=bias is not None, EVEN=cols % s.bk == 0, STREAM=rows <= s.bm, BAND=BAND, INTERPRET=triton.knobs.runtime.interpret,
-        num_warps=s.warps, num_stages=s.stages, enable_fp_fusion=False,
+        BIASED=bias is not None, EVEN=cols % s.bk == 0, STREAM=rows <= s.bm, BAND=BAND, AHEAD=s.ahead,
+        INTERPRET=triton.knobs.runtime.interpret, num_warps=s.warps, num_stages=s.stages, enable_fp_fusion=False,
+        **chain.options(x.device),
     )  # fmt: skip
 
 

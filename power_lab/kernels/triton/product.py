@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from power_lab.kernels.triton import unpack
+from power_lab.kernels.triton import chain, unpack
 
 
 @triton.jit
@@ -179,17 +179,26 @@ def _store(Out, Bias, acc, beside, at, column, mask, ACTIVATION: tl.constexpr, B
     tl.store(Out + at, acc.to(Out.dtype.element_ty), mask=mask)
 
 
+@triton.jit
+def _ahead(weight, n, N, K, first, LINES: tl.constexpr, PDL: tl.constexpr):
+    """Bring the first LINES cache lines of each of these rows into the L2 cache, from depth `first` on. Plain values."""
+    n = tl.minimum(n, N - 1)
+    k = tl.minimum(first + tl.arange(0, LINES) * 64, K - 1)
+    chain.prefetch(weight + n.to(tl.int64)[:, None] * K + k[None, :], PDL)
+
+
 @triton.jit(do_not_specialize=["R"])
 def product(
     X, weights, Out, Bias, Partials, Counters, R, K, columns, pitch, span,
     FORM: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, SPLITS: tl.constexpr, FUSED: tl.constexpr,
     ACTIVATION: tl.constexpr, BIASED: tl.constexpr, EVEN: tl.constexpr, STREAM: tl.constexpr, BAND: tl.constexpr,
-    INTERPRET: tl.constexpr,
+    AHEAD: tl.constexpr, PDL: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
     """Out[R, columns], its rows `pitch` apart, of weights that lie side by side, or of two that are gated. Program (tile, split).
 
     Splits that run side by side leave their sums in `Partials`; the last to arrive adds them, in order. A fused program runs them itself.
     """
+    chain.begin(PDL)
     GATED: tl.constexpr = ACTIVATION > 0
     POLICY: tl.constexpr = "evict_first" if STREAM else ""
     if GATED:
@@ -217,69 +226,36 @@ def product(
     mask = nm[:, None] & rm[None, :]
     out_column = column + n[:, None]
     at = r.to(tl.int64)[None, :] * pitch + out_column
-    if SPLITS == 1:
-        acc, beside = _sum(X, one, two, n, nm, N, r, rm, K, 0, K, FORM, BN, BM, BK, EVEN, GATED, POLICY, INTERPRET)
-        _store(Out, Bias, acc, beside, at, out_column, mask, ACTIVATION, BIASED)
-    elif FUSED:
-        acc = tl.zeros((BN, BM), tl.float32)
-        beside = tl.zeros((BN, BM), tl.float32)
-        for s in range(SPLITS):
-            a, b = _sum(
-                X,
-                one,
-                two,
-                n,
-                nm,
-                N,
-                r,
-                rm,
-                K,
-                s * span,
-                tl.minimum(K, (s + 1) * span),
-                FORM,
-                BN,
-                BM,
-                BK,
-                EVEN,
-                GATED,
-                POLICY,
-                INTERPRET,
-            )
-            acc += a
-            beside += b
+    split = tl.program_id(1)
+    if AHEAD > 0 and FORM is None:
+        _ahead(one[0], n, N, K, split * span, AHEAD, PDL)
+        if GATED:
+            _ahead(two[0], n, N, K, split * span, AHEAD, PDL)
+    chain.wait(PDL)
+    acc = tl.zeros((BN, BM), tl.float32)
+    beside = tl.zeros((BN, BM), tl.float32)
+    if FUSED or SPLITS == 1:
+        if SPLITS == 1:
+            acc, beside = _sum(X, one, two, n, nm, N, r, rm, K, 0, K, FORM, BN, BM, BK, EVEN, GATED, POLICY, INTERPRET)
+        else:
+            for s in range(SPLITS):
+                end = tl.minimum(K, (s + 1) * span)
+                a, b = _sum(
+                    X, one, two, n, nm, N, r, rm, K, s * span, end, FORM, BN, BM, BK, EVEN, GATED, POLICY, INTERPRET
+                )
+                acc += a
+                beside += b
         _store(Out, Bias, acc, beside, at, out_column, mask, ACTIVATION, BIASED)
     else:
-        s = tl.program_id(1)
-        a, b = _sum(
-            X,
-            one,
-            two,
-            n,
-            nm,
-            N,
-            r,
-            rm,
-            K,
-            s * span,
-            tl.minimum(K, (s + 1) * span),
-            FORM,
-            BN,
-            BM,
-            BK,
-            EVEN,
-            GATED,
-            POLICY,
-            INTERPRET,
-        )
+        end = tl.minimum(K, (split + 1) * span)
+        a, b = _sum(X, one, two, n, nm, N, r, rm, K, split * span, end, FORM, BN, BM, BK, EVEN, GATED, POLICY, INTERPRET)
         size = R.to(tl.int64) * columns
         sums = Partials + r.to(tl.int64)[None, :] * columns + out_column
-        tl.store(sums + s * size, a, mask=mask)
+        tl.store(sums + split * size, a, mask=mask)
         if GATED:
-            tl.store(sums + (SPLITS + s) * size, b, mask=mask)
+            tl.store(sums + (SPLITS + split) * size, b, mask=mask)
         tl.debug_barrier()  # every thread's sums are written before one of them says so
         if tl.atomic_add(Counters + pid, 1, sem="acq_rel") == SPLITS - 1:
-            acc = tl.zeros((BN, BM), tl.float32)
-            beside = tl.zeros((BN, BM), tl.float32)
             for i in range(SPLITS):
                 acc += tl.load(sums + i * size, mask=mask, other=0.0, cache_modifier=".cg")
                 if GATED:
@@ -303,8 +279,10 @@ def _stacked(weights, tile, BN: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["size"])
-def combine(Gate, Up, Out, size, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
+def combine(Gate, Up, Out, size, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
     """Out = f(Gate) * Up, value by value."""
+    chain.begin(PDL)
+    chain.wait(PDL)
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = i < size
     g = tl.load(Gate + i, mask=mask, other=0.0)

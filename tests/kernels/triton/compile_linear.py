@@ -39,7 +39,8 @@ def compiled(
     weights = tuple(signature(type) for _ in range(2 if activation else parts))
     constants = {
         "FORM": linear.form(type), "BN": s.bn, "BM": s.bm, "BK": s.bk, "SPLITS": s.splits, "FUSED": s.fused, "ACTIVATION": activation,
-        "BIASED": False, "EVEN": cols % s.bk == 0, "STREAM": rows <= s.bm, "BAND": linear.BAND, "INTERPRET": False,
+        "BIASED": False, "EVEN": cols % s.bk == 0, "STREAM": rows <= s.bm, "BAND": linear.BAND, "AHEAD": s.ahead, "PDL": True,
+        "INTERPRET": False,
     }  # fmt: skip
     types: dict[str, object] = {
         "X": "*bf16", "weights": weights, "Out": "*bf16" if activation else "*fp32", "Bias": "*fp32", "Partials": "*fp32",
@@ -50,7 +51,7 @@ def compiled(
     source = ASTSource(
         fn=product, signature=types | dict.fromkeys(constants, "constexpr"), constexprs=constants, attrs=aligned
     )
-    options = {"num_warps": s.warps, "num_stages": s.stages, "enable_fp_fusion": False}
+    options = {"num_warps": s.warps, "num_stages": s.stages, "enable_fp_fusion": False, "launch_pdl": True}
     kernel = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     assert "wgmma.mma_async" in kernel.asm["ptx"], f"{type.name} {s}: not the matrix unit's own instructions"
     return resources(kernel)
