@@ -1,156 +1,197 @@
-"""Speed of the GPU engine on a real model, after its answers were compared with the CPU's.
+"""Speed of the GPU engine, after its answers were checked: bits first, then tokens a second beside what the device reaches at best.
 
-    python bench/gpu.py MODEL [--output FILE]
+    python bench/gpu.py MODEL... [--cases bits parity decode verify prefill where peers] [--batches 1 4 16 64 128] [--output FILE]
 
-Prints tokens a second with the bandwidth that the weights' bytes amount to, beside a copy's in the same run. Steps are timed from
-outside, so they hold everything: planning, the replayed graph, sampling, the copy back.
+A MODEL is a geometry (qwen3-8b, qwen3-0.6b, gemma3-270m-bf16, smollm2-bf16, tiny) of random weights made on the device, a model file or
+a name from `lab.models()`. Cases, each of which can be asked for alone:
+- bits: a text's logits are the same in one prefill, in chunks, token by token, in verify windows, in a batch and from the engine's steps.
+- parity: with the f32 CPU arithmetic, for files: KL <= 0.002, the likeliest token the same at >= 90 % of the positions.
+- decode: prompts of 128 tokens, 256 new, greedy, no prefix cache. verify: steps of 8 and 16 rows of one request. prefill: 4,096 tokens.
+- where: a decode step by operation. peers: transformers on the same geometry, vLLM as recorded elsewhere.
+
+`floor_fraction` of decoding is the rate at which the weights' stored bytes pass, of prefill its operations, over copy bandwidth and matrix
+rate measured in the same run. `read_fraction` counts what a step really reads: the multiplied matrices and the KV. `busy` is the
+graph's time alone over the step's. With wrong bits or no parity nothing is measured and the exit status is 1. Figures are medians.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from bench import bits, gpu_peers  # noqa: E402
 from bench.cpu import about  # noqa: E402
-from power_lab.engine.config import EngineConfig  # noqa: E402
-from power_lab.engine.engine import Engine  # noqa: E402
-from power_lab.engine.request import SamplingParams  # noqa: E402
+from bench.floors import copy_bandwidth, matrix_rate  # noqa: E402
+from bench.geometries import GEOMETRIES, random_model  # noqa: E402
+from bench.measure import Bench, Record  # noqa: E402
+from bench.spy import Spy  # noqa: E402
+from power_lab.engine.config import EngineConfig, Paths, usable_cores  # noqa: E402
+from power_lab.engine.loader import Loaded, load  # noqa: E402
+from power_lab.kernels.table import select  # noqa: E402
 
-BATCHES = (1, 4, 16, 64)
-COMPARED = 200
+CASES = ("bits", "parity", "decode", "verify", "prefill", "where", "peers")
+TIMED = ("decode", "verify", "prefill", "where")
+DIVERGENCE, SAME = 0.002, 0.9  # parity with the CPU
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model")
-    parser.add_argument("--threads", type=int, default=8, help="of the CPU engine that is compared with")
-    parser.add_argument("--output", type=Path)
+    parser.add_argument("models", nargs="+")
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=[case for case in CASES if case != "peers"])
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 16, 64, 128])
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 16], help="of verify steps")
+    parser.add_argument("--at", type=int, nargs="+", default=[1, 64], help="batches of `where`")
+    parser.add_argument("--prompt", type=int, default=128)
+    parser.add_argument("--count", type=int, default=256, help="tokens to decode")
+    parser.add_argument("--prefill", type=int, default=4096, help="tokens of the long prompt")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--threads", type=int, default=usable_cores(), help="of the CPU that is compared with")
+    parser.add_argument("--commit", help="what is measured, where there is no repository")
+    parser.add_argument("--json", action="store_true", help="print records as JSON only")
+    parser.add_argument("--output", type=Path, help="also write records with device, command and commit to this file")
     args = parser.parse_args()
-    divergence, same = compare(args.model, args.threads)
-    print(f"against the CPU: KL {divergence:.5f}, likeliest token the same at {same:.1%} of {COMPARED} positions")
-    if divergence > 0.002 or same < 0.9:
-        raise SystemExit("not measured while wrong")
-    floor = copy_bandwidth()
-    print(f"copy bandwidth {floor / 1e12:.2f} TB/s")
-    records = [{"phase": "parity", "kl": divergence, "same": same}, *measure(args.model, floor)]
-    if args.output:
-        args.output.write_text(
-            json.dumps({"run": about(args), "copy_bytes_per_s": floor, "records": records}, indent=1) + "\n"
+    say: Callable[..., None] = (lambda *_: None) if args.json else partial(print, flush=True)
+    run = about(args) | {"device": card(args.device)} | ({"commit": args.commit} if args.commit else {})
+    floors = {"copy_bytes_per_s": 0.0, "matrix_flop_per_s": 0.0}
+    if set(TIMED) & set(args.cases):
+        floors = {"copy_bytes_per_s": copy_bandwidth(args.device), "matrix_flop_per_s": matrix_rate(args.device)}
+        copy, matrix = floors.values()
+        say(f"{run['device']}: copy {copy / 1e12:.3f} TB/s, bf16 product {matrix / 1e12:.1f} TFLOP/s")
+    records: list[Record] = []
+    try:
+        for model in args.models:
+            measure(model, args, tuple(floors.values()), records, say)
+    finally:  # what was measured before a fault is kept
+        if args.output:
+            args.output.parent.mkdir(parents=True, exist_ok=True)
+            args.output.write_text(json.dumps({"run": run, **floors, "records": records}, indent=1) + "\n")
+        if args.json:
+            print(json.dumps(records, indent=1))
+
+
+def card(device: str) -> str:
+    if device == "cpu":
+        return "cpu"
+    import torch
+    import triton
+
+    return f"{torch.cuda.get_device_name()}, torch {torch.__version__}, Triton {triton.__version__}"
+
+
+def measure(
+    model: str, args: argparse.Namespace, floors: tuple[float, ...], records: list[Record], say: Callable[..., None]
+) -> None:
+    """All cases of one model, appended to `records` as they come. Raises SystemExit where its answers are wrong."""
+
+    def keep(record: Record) -> None:
+        records.append({"model": model} | record)
+        say(line(records[-1]))
+
+    start = time.perf_counter()
+    loaded = open_model(model, args)
+    keep({"phase": "load", "seconds": round(time.perf_counter() - start, 2), "digest": loaded.facts.digest})
+    keep({"phase": "model", "parameters": loaded.facts.parameters, "stored_bytes": loaded.facts.quantisation})
+    for case in ("bits", "parity"):
+        if case in args.cases:
+            verdict = check_bits(loaded) if case == "bits" else check_parity(model, loaded, args)
+            keep({"phase": case} | verdict)
+            if not verdict["right"]:
+                raise SystemExit(f"{model}: not measured while wrong: {verdict}")
+    if set(TIMED) & set(args.cases):
+        bench = Bench(
+            loaded,
+            args.device,
+            *floors,
+            prompt=args.prompt,
+            count=args.count,
+            batch=max(args.batches),
+            prefill=args.prefill,
         )
+        plan = {
+            "decode": [partial(bench.decode, batch) for batch in args.batches],
+            "verify": [partial(bench.verify, rows) for rows in args.rows],
+            "prefill": [bench.prefill],
+            "where": [partial(bench.where, batch) for batch in args.at],
+        }
+        for case in TIMED:
+            for make in plan[case] if case in args.cases else ():
+                keep(make())
+        bench.close()
+    loaded.model.ops.close()
+    del loaded
+    if args.device == "cuda":
+        free()
+    if "peers" in args.cases and model in GEOMETRIES:
+        for record in gpu_peers.records(model, args.device):
+            keep(record)
 
 
-def compare(model: str, threads: int) -> tuple[float, float]:
-    """Mean divergence of the GPU's next-token distributions from the CPU's, and how often the likeliest token is the same."""
-    import numpy as np
-
-    rows: dict[str, Any] = {}
-    for device in ("cpu", "cuda"):
-        seen: list[Any] = []
-        engine = Engine(
-            EngineConfig(model=model, device=device, threads=threads, prefix_cache=False),
-            threaded=False,
-            observer=lambda plan, logits, seen=seen: seen.append(logits[-1].copy()),
-        )
-        tokens = engine.tokenize((ROOT / "LICENSE").read_text())
-        for at in range(COMPARED):
-            start = time.perf_counter()
-            engine.submit(tokens[at : at + 40], SamplingParams(max_tokens=1)).result()
-            if at == 0:
-                print(f"{device}: first answer after {time.perf_counter() - start:.2f} s")
-        rows[device] = np.array(seen, np.float64)
-        engine.close()
-    cpu, gpu = (x - np.logaddexp.reduce(x, axis=-1, keepdims=True) for x in (rows["cpu"], rows["cuda"]))
-    return float((np.exp(cpu) * (cpu - gpu)).sum(-1).mean()), float((cpu.argmax(-1) == gpu.argmax(-1)).mean())
+def open_model(model: str, args: argparse.Namespace) -> Loaded:
+    """The model with a `Spy` as its operation table."""
+    if model in GEOMETRIES:
+        ops = select(args.device, "exact", args.threads, Paths.default().kernels)
+        loaded = random_model(model, ops, args.device, max(args.prefill + 64, 2048))
+    else:
+        config = EngineConfig(model=model, device=args.device, threads=args.threads)
+        loaded = load(config, Paths.default(), lambda *_: None)
+    loaded.model.ops = Spy(loaded.model.ops)  # type: ignore[assignment]
+    return loaded
 
 
-def copy_bandwidth() -> float:
-    """Bytes read and written a second by a copy of 2 GB on the device, best of 7."""
+def check_bits(loaded: Loaded) -> Record:
+    different = bits.check(loaded, text(loaded)[: bits.LENGTH // 2])
+    return {"right": not any(different.values()), "rows": bits.LENGTH, "different": different}
+
+
+def check_parity(model: str, loaded: Loaded, args: argparse.Namespace) -> Record:
+    """Beside the same file on the CPU; weights without a file have no other reference than themselves."""
+    if model in GEOMETRIES:
+        return {"right": True, "not_run": "random weights have no CPU reference"}
+    reference = load(
+        EngineConfig(model=model, device="cpu", threads=args.threads), Paths.default(), lambda *_: None
+    ).model
+    divergence, same = bits.parity(loaded.model, reference, text(loaded)[: bits.LENGTH])
+    reference.ops.close()
+    right = divergence <= DIVERGENCE and same >= SAME
+    return {"right": right, "kl": round(divergence, 6), "same": round(same, 4), "rows": bits.LENGTH}
+
+
+def text(loaded: Loaded) -> list[int]:
+    return loaded.tokenizer.encode((ROOT / "LICENSE").read_text(), special=False, bos=True)
+
+
+def free() -> None:
+    """Give the device's memory back, for the next model and for other processes."""
+    import gc
+
     import torch
 
-    source = torch.ones(1 << 29, dtype=torch.float32, device="cuda")
-    target = torch.empty_like(source)
-    best = 0.0
-    for _ in range(7):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        target.copy_(source)
-        end.record()
-        torch.cuda.synchronize()
-        best = max(best, 2 * source.nbytes / (begin.elapsed_time(end) / 1e3))
-    return best
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
-def measure(model: str, floor: float) -> list[dict[str, Any]]:
-    engine = Engine(
-        EngineConfig(model=model, device="cuda", prefix_cache=False, max_batch=64, kv_tokens=65536, step_tokens=4096),
-        threaded=False,
-    )
-    stored = sum(engine.facts.quantisation.values())
-    tokens = engine.tokenize((ROOT / "LICENSE").read_text())
-    made = []
-    for batch in BATCHES:
-        for _ in range(2):  # the first compiles and captures
-            tickets = [
-                engine.submit(tokens[i : i + 128], SamplingParams(max_tokens=200, ignore_eos=True))
-                for i in range(batch)
-            ]
-            walls: list[tuple[float, float]] = []
-            while not all(ticket._live.done.is_set() for ticket in tickets):
-                start = time.perf_counter()
-                engine.step()
-                walls.append((start, time.perf_counter() - start))
-        step = statistics.median(wall for _, wall in walls[5:])
-        made.append(line("decode", batch, batch / step, step, stored, floor))
-        forward = graph_time(engine, batch)
-        if forward:
-            made.append(line("graph", batch, batch / forward, forward, stored, floor))
-    rates = []
-    for _ in range(6):
-        start = time.perf_counter()
-        engine.submit(tokens[:2048], SamplingParams(max_tokens=1)).result()
-        rates.append(min(2048, len(tokens)) / (time.perf_counter() - start))
-    made.append({"phase": "prefill", "tokens_per_s": round(statistics.median(rates[1:]), 1)})
-    print(f"prefill {made[-1]['tokens_per_s']:.0f} tok/s")
-    print({key: value for key, value in vars(engine._runner.graphs).items() if isinstance(value, int)})
-    engine.close()
-    return made
-
-
-def graph_time(engine: Any, batch: int) -> float:
-    """Seconds of the forward pass alone: its graph replayed many times between two events."""
-    import torch
-
-    kept = engine._runner.graphs._kept.get((batch, batch))
-    if kept is None:
-        return 0.0
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
-    for _ in range(50):
-        engine._runner.ops.replay(kept[0])
-    end.record()
-    torch.cuda.synchronize()
-    return begin.elapsed_time(end) / 1e3 / 50
-
-
-def line(phase: str, batch: int, rate: float, seconds: float, stored: int, floor: float) -> dict[str, Any]:
-    print(
-        f"{phase:7} {batch:3}  {rate:9.1f} tok/s  {seconds * 1e3:7.3f} ms  {stored / seconds / floor:.0%} of copy bandwidth"
-    )
-    return {
-        "phase": phase,
-        "batch": batch,
-        "tokens_per_s": round(rate, 1),
-        "ms": round(seconds * 1e3, 4),
-        "floor_fraction": round(stored / seconds / floor, 4),
+def line(record: Record) -> str:
+    """A record in one line, or a table of operations."""
+    head = f"{record['model']:12} {record['phase']:8}"
+    rest: dict[str, Any] = {
+        key: value for key, value in record.items() if key not in ("model", "phase", "operations", "digest", "runs")
     }
+    told = "  ".join(f"{key} {value}" for key, value in rest.items())
+    table = [
+        f"    {row['us']:9.2f} us  {row['us'] / record['graph_us']:6.1%}  {row['calls']:4} x {row['operation']:28}"
+        + (f" {row['gb_per_s']:8.1f} GB/s of weights" if row["gb_per_s"] else "")
+        for row in record.get("operations", ())
+    ]
+    return "\n".join([f"{head} {told}", *table])
 
 
 if __name__ == "__main__":

@@ -1,0 +1,204 @@
+"""Speed of an engine, from its own traces: decoding in batches, verify steps, prompts; and the same steps' graphs without the host."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from bench.spy import Spy
+from power_lab.engine.config import EngineConfig
+from power_lab.engine.engine import Engine
+from power_lab.engine.loader import Loaded
+from power_lab.engine.models.spec import ModelSpec, ModelWeights
+from power_lab.engine.request import SamplingParams
+from power_lab.engine.speculation.drafters import DraftAsk
+from power_lab.engine.trace import RunRecord
+from power_lab.kernels.ops import Graph
+
+RUNS = 5
+
+Record = dict[str, Any]
+
+
+class Wrong:
+    """A drafter that always fills its width, almost never rightly: every step verifies a whole window and emits one token."""
+
+    name = "wrong"
+
+    def __init__(self, vocab: int) -> None:
+        self._vocab = vocab
+
+    def begin(self, request_id: int, prompt: Sequence[int]) -> None: ...
+
+    def propose(self, asks: Sequence[DraftAsk]) -> list[tuple[int, ...]]:
+        return [tuple((ask.tokens[-1] + 7 * i + 1) % self._vocab for i in range(ask.width)) for ask in asks]
+
+    def commit(self, request_id: int, emitted: Sequence[int]) -> None: ...
+
+    def end(self, request_id: int) -> None: ...
+
+
+class Bench:
+    """One model's measurements.
+
+    Args:
+        loaded: the model, whose operation table is a `Spy`.
+        device: "cuda" or "cpu".
+        copy_rate, matrix_rate: bytes and floating-point operations a second that the device reaches at best.
+        prompt, count: tokens of a request.
+        batch, prefill: of the largest measurement.
+    """
+
+    def __init__(
+        self,
+        loaded: Loaded,
+        device: str,
+        copy_rate: float,
+        matrix_rate: float,
+        *,
+        prompt: int = 128,
+        count: int = 256,
+        batch: int = 128,
+        prefill: int = 4096,
+    ) -> None:
+        assert isinstance(loaded.model.ops, Spy)
+        self.spy: Spy = loaded.model.ops
+        self.loaded, self.device = loaded, device
+        self._copy_rate, self._matrix_rate = copy_rate, matrix_rate
+        self._prompt, self._count, self._prefill = prompt, count, prefill
+        config = EngineConfig(
+            device=device,  # type: ignore[arg-type]
+            kv_tokens=max(batch * -(-(prompt + count) // 64) * 64, prefill + 64),
+            step_tokens=prefill,
+            max_batch=batch,
+            prefix_cache=False,
+        )
+        self.engine = Engine(config, loaded=loaded, threaded=False)
+        self.engine._proposer._make = lambda _: Wrong(self.engine.facts.vocab)  # whatever drafter a request names
+        self.stored = sum(self.engine.facts.quantisation.values())
+
+    def decode(self, batch: int) -> Record:
+        """`batch` requests at once, end to end and in the steps in which all of them decode."""
+        self._requests(batch, 0)  # compiles and captures
+        rates, steps = [], []
+        for _ in range(RUNS):
+            self.spy.replays.clear()
+            start = time.perf_counter()
+            records = self._requests(batch, 0)
+            rates.append(batch * self._count / (time.perf_counter() - start))
+            steps.append(step_seconds(records))
+        step = statistics.median(steps)
+        made = {"phase": "decode", "batch": batch, "end_to_end_tokens_per_s": round(statistics.median(rates), 1)}
+        return made | self._step(batch, step) | {"runs": RUNS, "best_ms": round(min(steps) * 1e3, 4)}
+
+    def verify(self, rows: int) -> Record:
+        """One request whose every step verifies rows - 1 drafts."""
+        self._requests(1, rows - 1)
+        steps = []
+        for _ in range(RUNS):
+            self.spy.replays.clear()
+            steps.append(step_seconds(self._requests(1, rows - 1)))
+        return {"phase": "verify", "rows": rows} | self._step(1, statistics.median(steps)) | {"runs": RUNS}
+
+    def prefill(self) -> Record:
+        """One long prompt in one step, to its first token."""
+        tokens = self._tokens(0, self._prefill)
+        times = []
+        for _ in range(RUNS + 2):
+            start = time.perf_counter()
+            self.engine.submit(tokens, SamplingParams(max_tokens=1)).result()
+            times.append(time.perf_counter() - start)
+        spent = statistics.median(times[2:])
+        work = prefill_work(self.loaded.model.spec, self.loaded.model.weights, self._prefill)
+        return {
+            "phase": "prefill",
+            "tokens": self._prefill,
+            "tokens_per_s": round(self._prefill / spent, 1),
+            "ms": round(spent * 1e3, 3),
+            "best_ms": round(min(times) * 1e3, 3),
+            "tflop_per_s": round(work / spent / 1e12, 2),
+            "floor_fraction": round(work / spent / self._matrix_rate, 4),
+            "runs": RUNS,
+        }
+
+    def where(self, batch: int) -> Record:
+        """A decode step by operation: each kind's own graph beside the whole."""
+        self.spy.replays.clear()
+        self._requests(batch, 0)
+        graph = self.spy.busiest()
+        if graph is None:
+            raise SystemExit(f"a step of {batch} requests ran eagerly: {self.engine.explain()}")
+        whole = self.spy.graph_seconds(self.device, graph)
+        shares = self.spy.shares(self.device, graph)
+        return {
+            "phase": "where",
+            "batch": batch,
+            "graph_us": round(whole * 1e6, 2),
+            "sum_us": round(sum(share.seconds for share in shares) * 1e6, 2),
+            "operations": [
+                {
+                    "operation": share.label,
+                    "calls": share.calls,
+                    "us": round(share.seconds * 1e6, 2),
+                    "gb_per_s": round(share.weight_bytes / share.seconds / 1e9, 1),
+                }
+                for share in shares
+            ],
+        }
+
+    def close(self) -> None:
+        self.engine.close()
+
+    def _requests(self, batch: int, drafts: int) -> list[RunRecord]:
+        speculation = {"speculate": "ngram", "width": drafts} if drafts else {}
+        params = SamplingParams(max_tokens=self._count, ignore_eos=True, **speculation)
+        tickets = [self.engine.submit(self._tokens(i, self._prompt), params) for i in range(batch)]
+        return [ticket.result() for ticket in tickets]
+
+    def _tokens(self, seed: int, count: int) -> list[int]:
+        return np.random.default_rng(seed).integers(0, min(256, self.engine.facts.vocab), count).tolist()
+
+    def _step(self, batch: int, step: float) -> Record:
+        """What a decode step's seconds amount to, and its graph's alone."""
+        context = self._prompt + self._count // 2
+        read = step_bytes(self.loaded.model.spec, self.loaded.model.weights, batch, context)
+        graph: Graph | None = self.spy.busiest()
+        alone = self.spy.graph_seconds(self.device, graph) if graph is not None else None
+        made: Record = {
+            "tokens_per_s": round(batch / step, 1),
+            "ms": round(step * 1e3, 4),
+            "gb_per_s": round(read / step / 1e9, 1),
+            "read_fraction": round(read / step / self._copy_rate, 4),
+            "floor_fraction": round(self.stored / step / self._copy_rate, 4),
+        }
+        if alone is not None:
+            made |= {"graph_ms": round(alone * 1e3, 4), "busy": round(alone / step, 4)}
+        return made
+
+
+def step_seconds(records: Sequence[RunRecord]) -> float:
+    """Mean seconds of the steps in which every one of these requests decoded, from the time its tokens came."""
+    first = max(record.rounds[0].step for record in records) + 2  # the step after a prompt is not steady yet
+    last = min(record.rounds[-1].step for record in records)
+    at = {round_.step: round_.at for round_ in records[0].rounds}
+    return (at[last] - at[first]) / (last - first)
+
+
+def step_bytes(spec: ModelSpec, weights: ModelWeights, batch: int, context: int) -> int:
+    """Bytes that a decode step must read: every matrix that is multiplied with, and the keys and values of the requests in bf16."""
+    seen = sum(
+        2 * 2 * layer.attention.kv_width * min(context, layer.attention.window or context) for layer in spec.layers
+    )
+    return sum(weight.data.nbytes for weight in weights.matrices()) + batch * seen
+
+
+def prefill_work(spec: ModelSpec, weights: ModelWeights, tokens: int) -> float:
+    """Floating-point operations of a prompt: its matrices (the head for one row) and causal attention, two a multiply-add."""
+    *layers, head = weights.matrices()
+    linear = 2.0 * tokens * sum(w.rows * w.cols for w in layers) + 2.0 * head.rows * head.cols
+    keys = (sum(min(at + 1, layer.attention.window or tokens) for at in range(tokens)) for layer in spec.layers)
+    return linear + sum(4.0 * layer.attention.q_width * n for layer, n in zip(spec.layers, keys, strict=True))
