@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from power_lab.kernels.triton import unpack
+from power_lab.kernels.triton import chain, unpack
 from power_lab.kernels.triton.linear import arguments, form
 from power_lab.kernels.triton.planes import DeviceWeight
 
@@ -14,13 +14,18 @@ PLAN = "the f32 value of a stored weight, times the scale"
 DEPTH = 256  # values of one program: a whole step of every type
 
 
-@triton.jit
-def _embed(Ids, table, Out, K, scale, FORM: tl.constexpr, DEPTH: tl.constexpr):
+@triton.jit(do_not_specialize=["before"], do_not_specialize_on_alignment=["Ids", "Drawn"])
+def _embed(Ids, Drawn, before, table, Out, K, scale, FORM: tl.constexpr, DEPTH: tl.constexpr, PDL: tl.constexpr):
     """Program (row, depth). A row whose id is outside of the table becomes NaN."""
+    chain.begin(PDL)
+    chain.wait(PDL)
     r = tl.program_id(0).to(tl.int64)
     k = tl.program_id(1) * DEPTH
     N = table[-1]
     row = tl.load(Ids + r)
+    if Drawn is not None:
+        at = -1 - row
+        row = tl.where(row < 0, tl.load(Drawn + at, mask=(at >= 0) & (at < before), other=-1), row)
     known = (row >= 0) & (row < N)
     row = tl.where(known, row, 0).to(tl.int64)
     if FORM is None:
@@ -47,23 +52,31 @@ def _embed(Ids, table, Out, K, scale, FORM: tl.constexpr, DEPTH: tl.constexpr):
                 tl.store(Out + r * K + column, tl.where(known, value * scale, float("nan")))
 
 
-@triton.jit
-def _gather(X, Rows, Out, D, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize_on_alignment=["Rows"])
+def _gather(X, Rows, Out, D, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    chain.begin(PDL)
+    chain.wait(PDL)
     r = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     row = tl.load(Rows + r).to(tl.int64)
     tl.store(Out + r * D + i, tl.load(X + row * D + i, mask=i < D), mask=i < D)
 
 
-def embed(table: DeviceWeight, ids: torch.Tensor, out: torch.Tensor, scale: float = 1.0) -> None:
-    """out[r] = scale * table[ids[r]]. ids int32 [R], out f32 [R, K]; a row whose id is not in the table becomes NaN."""
+def embed(
+    table: DeviceWeight, ids: torch.Tensor, out: torch.Tensor, scale: float = 1.0, drawn: torch.Tensor | None = None
+) -> None:
+    """out[r] = scale * table[ids[r]], where an id i below 0 stands for drawn[-i - 1].
+
+    ids int32 [R], out f32 [R, K], drawn int32 [any], the tokens of the step before. A row whose id is not in the table becomes NaN.
+    """
     if out.shape != (len(ids), table.cols):
         raise ValueError(f"shape of the result is {list(out.shape)}, expected {[len(ids), table.cols]}")
     if len(ids) == 0:
         return
     grid = (len(ids), triton.cdiv(table.cols, DEPTH))
     _embed[grid](
-        ids, arguments(table), out, table.cols, float(scale), FORM=form(table.type), DEPTH=DEPTH, num_warps=1, enable_fp_fusion=False
+        ids, drawn, 0 if drawn is None else len(drawn), arguments(table), out, table.cols, float(scale),
+        FORM=form(table.type), DEPTH=DEPTH, num_warps=1, enable_fp_fusion=False, **chain.options(out.device),
     )  # fmt: skip
 
 
@@ -73,4 +86,5 @@ def gather(x: torch.Tensor, rows: torch.Tensor, out: torch.Tensor) -> None:
         raise ValueError(f"the result is {out.dtype} {list(out.shape)}, expected {x.dtype} {[len(rows), x.shape[1]]}")
     if len(rows) == 0:
         return
-    _gather[(len(rows), triton.cdiv(x.shape[1], 1024))](x, rows, out, x.shape[1], BLOCK=1024, enable_fp_fusion=False)
+    grid = (len(rows), triton.cdiv(x.shape[1], 1024))
+    _gather[grid](x, rows, out, x.shape[1], BLOCK=1024, enable_fp_fusion=False, **chain.options(x.device))

@@ -9,6 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
+from power_lab.kernels.triton import chain
+
 PLAN = "norm: one row a program, one block; (x * (1 / sqrt(sum / width + eps))) * w, rounded operation by operation"
 CAPPED = 2048  # values of one program of `softcap`
 
@@ -19,30 +21,38 @@ def _scale(x, eps, D: tl.constexpr):
     return tl.div_rn(1.0, tl.sqrt_rn(tl.sum(x * x, 0) / D + eps))
 
 
-@triton.jit
-def _norm_rows(x, delta, post, weight, out, eps, D: tl.constexpr, BLOCK: tl.constexpr):
-    at = tl.program_id(0).to(tl.int64) * D
+@triton.jit(do_not_specialize_on_alignment=["rows"])
+def _norm_rows(x, delta, post, weight, out, eps, rows, D: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    chain.begin(PDL)
     i = tl.arange(0, BLOCK)
     inside = i < D
+    if post is not None:
+        after = tl.load(post + i, mask=inside, other=0.0)
+    if weight is not None:
+        factor = tl.load(weight + i, mask=inside, other=0.0)
+    chain.wait(PDL)
+    r = tl.program_id(0).to(tl.int64)
+    at = (r if rows is None else tl.load(rows + r).to(tl.int64)) * D
     row = tl.load(x + at + i, mask=inside, other=0.0)
     if delta is not None:
         added = tl.load(delta + at + i, mask=inside, other=0.0)
         if post is not None:
-            added = (added * _scale(added, eps, D)) * tl.load(post + i, mask=inside, other=0.0)
+            added = (added * _scale(added, eps, D)) * after
         row = row + added
-        tl.store(x + at + i, row, mask=inside)
+        if rows is None:
+            tl.store(x + at + i, row, mask=inside)
     if weight is not None:
-        normed = (row * _scale(row, eps, D)) * tl.load(weight + i, mask=inside, other=0.0)
-        tl.store(out + at + i, normed, mask=inside)
+        tl.store(out + r * D + i, (row * _scale(row, eps, D)) * factor, mask=inside)
 
 
 @triton.jit(do_not_specialize=["count"])
-def _softcap(x, count, cap, BLOCK: tl.constexpr):
+def _softcap(x, count, cap, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    chain.begin(PDL)
+    chain.wait(PDL)
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(x + at, mask=at < count, other=0.0)
-    power = tl.exp2(
-        tl.div_rn(value, cap) * 2.8853900817779268
-    )  # e^2y as 2^(y * 2 log2 e); tanh(y) = 1 - 2 / (e^2y + 1)
+    # tanh(y) = 1 - 2 / (e^2y + 1), e^2y as 2^(y * 2 log2 e)
+    power = tl.exp2(tl.div_rn(value, cap) * 2.8853900817779268)
     tl.store(x + at, (1.0 - tl.div_rn(2.0, power + 1.0)) * cap, mask=at < count)
 
 
@@ -53,19 +63,28 @@ def norm(
     weight: torch.Tensor | None,
     eps: float,
     out: torch.Tensor | None,
+    rows: torch.Tensor | None = None,
 ) -> None:
     """x += delta, or x += rms_norm(delta) * post; then out = rms_norm(x) * weight. What is None is left out.
 
     x and delta f32 [R, D], post and weight f32 [D], out f32 or bf16 [R, D], all contiguous. delta is only read. Without `delta`, x is
     only read; without `weight`, out is not touched.
+
+    rows: int32 [Q], numbers of rows of x. out [Q, D] then has the norms of these rows alone, in this order, and x is only read.
     """
-    rows, width = x.shape
-    block = triton.next_power_of_2(width)
-    warps = min(max(block // 512, 1), 16)
-    _norm_rows[(rows,)](x, delta, post, weight, out, eps, width, block, num_warps=warps, enable_fp_fusion=False)
+    count, width = x.shape if rows is None else (len(rows), x.shape[1])
+    if count:
+        options = {"num_warps": warps(width), "enable_fp_fusion": False, **chain.options(x.device)}
+        _norm_rows[(count,)](x, delta, post, weight, out, eps, rows, width, triton.next_power_of_2(width), **options)
+
+
+def warps(width: int) -> int:
+    """Warps of a row. It decides the order in which squares are added."""
+    return min(max(triton.next_power_of_2(width) // 512, 1), 16)
 
 
 def softcap(x: torch.Tensor, cap: float) -> None:
     """x = cap * tanh(x / cap), in place. x f32, contiguous, of any shape."""
     count = x.numel()
-    _softcap[(triton.cdiv(count, CAPPED),)](x, count, cap, CAPPED, num_warps=4, enable_fp_fusion=False)
+    options = {"num_warps": 4, "enable_fp_fusion": False, **chain.options(x.device)}
+    _softcap[(triton.cdiv(count, CAPPED),)](x, count, cap, CAPPED, **options)

@@ -33,6 +33,16 @@ def test_ids_that_are_not_in_the_table_give_nan(type: QuantType) -> None:
     assert out[[0, 1, 3, 4]].isnan().all()
 
 
+@pytest.mark.parametrize("type", [QuantType.Q8_0, QuantType.BF16])
+def test_ids_below_zero_are_tokens_of_the_step_before(type: QuantType) -> None:
+    table, values = weight(type, 7, 64)
+    drawn, out = torch.tensor([6, 0, -1, 7], dtype=torch.int32), torch.zeros(8, 64)
+    ids = torch.tensor([5, -2, -1, -3, -4, -5, -(2**31), 7], dtype=torch.int32)
+    embed(table, ids, out, 0.5, drawn)
+    assert torch.equal(out[:3], values[[5, 0, 6]] * 0.5)
+    assert out[3:].isnan().all()
+
+
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 def test_every_exponent_of_mxfp4() -> None:
     """Subnormal values and infinite ones too."""

@@ -44,6 +44,18 @@ def test_parts_are_left_out() -> None:
     assert torch.equal(x, 2 * before) and out.isnan().all()
 
 
+@pytest.mark.parametrize("post", [False, True])
+def test_rows_that_are_gathered_have_their_own_bits(post: bool) -> None:
+    x, delta, weight, before = normal(5, 40), normal(5, 40, seed=1), normal(40, seed=2), normal(40, seed=3)
+    rows, out, every = torch.tensor([4, 0, 4], dtype=torch.int32), torch.full((4, 40), torch.nan), torch.empty(5, 40)
+    kept = x.clone()
+    norm.norm(x, delta, before if post else None, weight, 1e-5, out[:3], rows)
+    assert torch.equal(x, kept) and out[3].isnan().all()
+    norm.norm(x, delta, before if post else None, weight, 1e-5, every)
+    assert torch.equal(out[:3], every[rows])
+    norm.norm(x, delta, None, weight, 1e-5, out[:0], rows[:0])
+
+
 def test_softcap() -> None:
     x = normal(5, 437) * 40
     x[0, :3] = torch.tensor([0.0, 1e3, -1e3])
