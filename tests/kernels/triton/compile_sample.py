@@ -1,4 +1,4 @@
-"""Compiles the sampler chain and log-probabilities for sm_90, without a GPU, as their launches would.
+"""Compiles the sampler chain, log-probabilities and the small kernels of a step for sm_90, without a GPU, as their launches would.
 
 Run by test_sample; prints resource use. Fails where a kernel spills, needs more than 128 registers, or divides inexactly.
 """
@@ -11,7 +11,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from power_lab.kernels.triton import logprobs, sample, survivors
+from power_lab.kernels.triton import embed, logprobs, norm, sample, survivors
 from tests.kernels.triton.cubin import resources
 
 CONTROLS = sample.Controls(
@@ -28,26 +28,28 @@ SCRATCH = sample.Scratch(
     *("*i64", "*i32", "*i32"),
 )
 POINTERS = {
-    "*fp32": ("logits", "chosen", "values", "all_largest", "all_sums"),
+    "*fp32": ("logits", "chosen", "values", "all_largest", "all_sums", "x", "delta", "post", "weight"),
+    "*bf16": ("out", "X", "Out"),
     "*i8": ("seen",),
-    "*i32": ("tokens", "ids", "arrived"),
+    "*i32": ("tokens", "ids", "arrived", "rows", "Rows"),
     "*i64": ("all_keys",),
 }  # fmt: skip
 TYPES: dict[str, Any] = {name: type for type, names in POINTERS.items() for name in names} | {
     "c": CONTROLS,
     "s": SCRATCH,
 }
-NUMBERS = ("vocabulary", "pitch", "peak_pitch", "top")
+NUMBERS = {"fp32": ("eps", "cap"), "i32": ("vocabulary", "pitch", "peak_pitch", "top", "count")}
+TYPES |= {name: type for type, names in NUMBERS.items() for name in names}
 ALIGNED = [["tt.divisibility", 16]]
 STACK = 32  # bytes: what a call of the division's slow path may need
 
 
-def compiled(kernel: Any, constants: dict[str, int], warps: int) -> tuple[int, int, int]:
+def compiled(kernel: Any, constants: dict[str, Any], warps: int) -> tuple[int, int, int]:
     """(shared bytes, registers, stack bytes)."""
     names = kernel.arg_names
     used = {name: value for name, value in constants.items() if name in names}
-    types = {name: "constexpr" if name in used else "i32" if name in NUMBERS else TYPES[name] for name in names}
-    aligned = {(i,): ALIGNED for i, name in enumerate(names) if name in TYPES and name not in ("c", "s")}
+    types = {name: "constexpr" if name in used else TYPES[name] for name in names}
+    aligned = {(i,): ALIGNED for i, name in enumerate(names) if types[name][0] == "*" and name not in ("c", "s")}
     if "s" in names:
         aligned |= {(names.index("s"), i): ALIGNED for i in range(len(SCRATCH))}
     source = ASTSource(kernel, types, constexprs=used, attrs=aligned)
@@ -55,9 +57,10 @@ def compiled(kernel: Any, constants: dict[str, int], warps: int) -> tuple[int, i
     done = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     ptx = done.asm["ptx"]
     assert "div.full.f32" not in ptx, kernel
-    assert ptx.index("griddepcontrol.launch_dependents") < ptx.index("griddepcontrol.wait") < ptx.index("ld.global"), (
-        kernel
-    )
+    begun, waited = ptx.index("griddepcontrol.launch_dependents"), ptx.index("griddepcontrol.wait")
+    early = ptx[:waited].count("ld.global")
+    weights = sum(types.get(name, "")[:1] == "*" for name in ("post", "weight"))
+    assert begun < waited and "st." not in ptx[:waited] and (early > 0) == (weights > 0), kernel
     return resources(done)
 
 
@@ -69,6 +72,16 @@ def main() -> None:
         (sample._mark, {"BLOCK": 0, "num_warps": 4}),
         (sample._survey, {**sample.plan(1, 262144), "RANDOM": False, "LIMITED": False}),
         *((kernel, sample.plan(rows, 262144) | flags) for kernel in passes for rows in (1, 64)),
+        (norm._softcap, {"BLOCK": norm.CAPPED, "num_warps": 4}),
+        (embed._gather, {"BLOCK": 1024, "num_warps": 4, "D": 576}),
+        *(
+            (
+                norm._norm_rows,
+                {"D": width, "BLOCK": triton.next_power_of_2(width), "num_warps": norm.warps(width)} | parts,
+            )
+            for width in (576, 2048, 4096, 8192)
+            for parts in ({"rows": None}, {"post": None}, {"rows": None, "post": None, "delta": None})
+        ),
     ]
     for kernel, meta in cases:
         programs = 262144 // (meta["BLOCK"] or 1024)
