@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields, replace
-from statistics import median
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ import triton
 import triton.language as tl
 from numba import njit, types
 
-from power_lab.engine.config import Paths
 from power_lab.kernels import reference
 from power_lab.kernels.numba import noise as cpu_noise
 from power_lab.kernels.numba import vector as v
@@ -21,7 +19,7 @@ from power_lab.kernels.numba.ops import NumbaOps
 from power_lab.kernels.ops import SampleRows
 from power_lab.kernels.triton import logprobs, noise
 from power_lab.kernels.triton.sample import sample
-from tests.kernels.triton.sampling import CHAINS, Row, at, controls, draw, poisoned, scores
+from tests.kernels.triton.sampling import CHAINS, Row, controls, draw, poisoned, scores
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 
@@ -166,8 +164,8 @@ def test_tokens_are_the_cpus(numba_sample: Callable[[np.ndarray, list[Row]], lis
 
 
 @pytest.fixture(scope="module")
-def numba_sample() -> Callable[[np.ndarray, list[Row]], list[int]]:
-    ops = NumbaOps(Paths.default().kernels, 8)
+def numba_sample(tmp_path_factory: pytest.TempPathFactory) -> Callable[[np.ndarray, list[Row]], list[int]]:
+    ops = NumbaOps(tmp_path_factory.mktemp("kernels"), 8)
 
     def run(logits: np.ndarray, rows: list[Row]) -> list[int]:
         c, tokens = controls(rows), np.full(len(rows), -7, np.int32)
@@ -206,54 +204,3 @@ def log_probabilities(logits: torch.Tensor, tokens: torch.Tensor, top: int) -> t
     logprobs.launch(logits, tokens, chosen, ids, values, scratch)
     assert not scratch.arrived.any()
     return chosen, ids, values
-
-
-def test_times() -> None:
-    """Microseconds of a replayed graph, for the reader: nothing is asserted of them."""
-    kinds = {
-        "greedy": Row(temperature=0.0),
-        "greedy, told": Row(temperature=0.0),
-        "plain": Row(),
-        "plain, told": Row(),
-        "top-k 50": Row(top_k=50),
-        "top-p 0.95": Row(top_p=0.95),
-        "k 50, p 0.95": Row(top_k=50, top_p=0.95),
-        "penalties": Row(temperature=0.0, repetition=1.1, before=tuple(range(2000)), generated=tuple(range(500))),
-        "logprobs 5": Row(),
-    }
-    print("\nus".ljust(24), *(kind.rjust(13) for kind in kinds))
-    for vocabulary in (49152, 151936):
-        for count in (1, 16, 64):
-            logits = torch.randn(count, vocabulary, device="cuda") * 3
-            scratch, tokens = poisoned(count, vocabulary, "cuda"), torch.zeros(count, dtype=torch.int32, device="cuda")
-            figures = []
-            for kind, row in kinds.items():
-                rows = controls([at(row, i) for i in range(count)], "cuda")
-                options = {"random": kind != "greedy, told", "limited": kind not in ("plain, told", "greedy, told")}
-                if kind == "logprobs 5":
-                    store = logprobs.Scratch.allocate(count, vocabulary, 5, "cuda")
-                    out = torch.zeros(count, device="cuda"), torch.zeros_like(tokens).repeat(5, 1).T.contiguous()
-                    best = torch.zeros(count, 5, device="cuda")
-                    step = lambda t=tokens, o=out, b=best, s=store, x=logits: logprobs.launch(x, t, *o, b, s)  # noqa: E731
-                else:
-                    step = lambda x=logits, r=rows, t=tokens, s=scratch, o=options: sample(x, r, t, s, **o)  # noqa: E731
-                figures.append(microseconds(step))
-            print(f"V {vocabulary}, Q {count}".ljust(24), *(f"{figure:13.1f}" for figure in figures))
-
-
-def microseconds(step: Callable[[], None]) -> float:
-    """Median of 20 replays of a graph of 10 steps."""
-    step()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(10):
-            step()
-    times = []
-    for _ in range(20):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 100)
-    return median(times)
