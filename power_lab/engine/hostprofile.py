@@ -22,6 +22,7 @@ from power_lab.errors import ConfigError
 Setting = Literal["priority", "affinity", "stream priority"]
 
 TOPOLOGY = Path("/sys/devices/system/cpu")
+_TASKS = Path("/proc/self/task")
 _CPUS = 1 << 16  # more than any kernel numbers
 
 
@@ -101,7 +102,7 @@ def apply(profile: HostProfile, topology: Path = TOPOLOGY) -> tuple[Change, ...]
 
 
 def restore(changes: Sequence[Change]) -> tuple[Change, ...]:
-    """Undo what `apply` changed, from any thread. Returns what came of it; a thread that has ended has nothing left to undo."""
+    """Undo what `apply` changed, from any thread of this process. Returns what came of it; a thread that has ended has nothing to undo."""
     undo: dict[Setting, Callable[[int, tuple[int, ...]], None]] = {
         "priority": lambda thread, before: os.setpriority(os.PRIO_PROCESS, thread, before[0]),
         "affinity": lambda thread, before: os.sched_setaffinity(thread, before),
@@ -109,6 +110,9 @@ def restore(changes: Sequence[Change]) -> tuple[Change, ...]:
     undone = []
     for change in reversed(changes):
         if not change.changed or change.setting not in undo:  # a stream ends with its runner
+            continue
+        if change.thread and not (_TASKS / str(change.thread)).exists():  # its number may be another program's by now
+            undone.append(msgspec.structs.replace(change, before=change.after, reason="left: the thread has ended"))
             continue
         try:
             undo[change.setting](change.thread, change.before)

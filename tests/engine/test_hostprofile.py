@@ -167,13 +167,15 @@ def test_the_standard_profile_names_all_three_settings() -> None:
     assert found == ["priority", "affinity", "stream priority"]
 
 
-def test_a_thread_that_ended_has_nothing_to_undo() -> None:
-    ended = threading.Thread(target=lambda: None)
-    ended.start()
-    ended.join()
-    change = Change(setting="priority", before=(0,), after=(-5,), reason="", thread=ended.native_id or 0)
+def test_a_thread_of_another_program_is_never_touched() -> None:
+    """As when the engine's thread has ended and the system gave its number to another."""
+    other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    before = os.getpriority(os.PRIO_PROCESS, other.pid)
+    change = Change(setting="priority", before=(before + 1,), after=(before - 5,), reason="", thread=other.pid)
     (undone,) = restore((change,))
-    assert undone.before == undone.after == (-5,) and undone.reason == "refused: No such process"
+    assert not undone.changed and undone.reason == "left: the thread has ended"
+    assert os.getpriority(os.PRIO_PROCESS, other.pid) == before
+    other.communicate(b"\n")
 
 
 def test_changes_are_decisions_of_the_host_and_cross_the_socket() -> None:
