@@ -197,3 +197,12 @@ def test_logprobs(ops: NumbaOps, vocabulary: int) -> None:
     alone = data.one_thread().logprobs(logits[4:5], tokens[4:5], 0)
     assert alone[0].tobytes() == chosen[4:5].tobytes()
     assert alone[1].shape == (1, 0)
+
+
+def test_rows_and_tokens_without_log_probabilities(ops: NumbaOps) -> None:
+    logits = data.normal(5, 100)
+    logits[0, 99], logits[1] = np.nan, -np.inf
+    tokens = np.array([3, 3, -1, 100, 3], np.int32)
+    chosen, _, values = ops.logprobs(logits, tokens, 2)
+    assert np.isnan(chosen[:4]).all() and np.isfinite(chosen[4])
+    assert np.isnan(values[:2]).all() and np.isfinite(values[2:]).all()

@@ -16,24 +16,31 @@ ROWS = 32  # a chunk's; fewer are not worth sharing
 @njit(nogil=True)
 def chunk(job, index, scratch):
     """Up to ROWS rows; `job` as made by `job`. A row of an id outside the table is NaN, which no later operation hides."""
-    weights, ids, rows, out, scale = job[1:6]
+    weights, ids, rows, out, scale, before, count_before = job[1:8]
     base, count, k, pitch = carray(i64_pointer(weights), 6)[1:5]
     unpack = carray(i64_pointer(carray(i64_pointer(weights), 6)[0]), WORDS)[ROW]
     wanted, unpacked, factor = carray(i32_pointer(ids), rows), carray(f32_pointer(scratch), k), f32_from_bits(scale)
+    drawn = carray(i32_pointer(before), count_before)
     for r in range(index * ROWS, min(rows, (index + 1) * ROWS)):
         row = carray(f32_pointer(out + r * k * 4), k)
-        if 0 <= wanted[r] < count:
-            call_unpack(unpack, base + wanted[r] * pitch, pitch, 1, k, scratch)
+        id = wanted[r]
+        if id < 0 and -1 - id < count_before:
+            id = drawn[-1 - id]
+        if 0 <= id < count:
+            call_unpack(unpack, base + id * pitch, pitch, 1, k, scratch)
             for i in range(k):
                 row[i] = unpacked[i] * factor
         else:
             row[:] = np.nan
 
 
-def job(plan: np.ndarray, ids: np.ndarray, out: np.ndarray, scale: float) -> Job:
-    """out[r] = row ids[r] * f32(scale). plan int64 [1, 6] as in `linear`, ids int32 [R], out f32 [R, K]; scratch K + 15 floats."""
-    rows = ids.shape[0]
-    return -(-rows // ROWS), EMBED, i64(plan), i32(ids), rows, f32(out), bits(scale)
+def job(plan: np.ndarray, ids: np.ndarray, out: np.ndarray, scale: float, drawn: np.ndarray | None = None) -> Job:
+    """out[r] = row ids[r] * f32(scale), where an id i below 0 stands for drawn[-i - 1].
+
+    plan int64 [1, 6] as in `linear`, ids and drawn int32 [R] and [any], out f32 [R, K]; scratch K + 15 floats.
+    """
+    rows, before = ids.shape[0], (0, 0) if drawn is None else (i32(drawn), len(drawn))
+    return -(-rows // ROWS), EMBED, i64(plan), i32(ids), rows, f32(out), bits(scale), *before
 
 
 @njit(nogil=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 from numba import carray, njit, types
 
 from power_lab.kernels.numba import vector as v
@@ -26,7 +27,10 @@ def _emit_log_sum_exp(b: Builder, logits: Value, count: Value) -> Value:
         b.store(b.fadd(b.load(total), span.only(e, v.const(v.vec(F32), 0.0))), total)
 
     v.sweep(b, count, add)
-    return b.fadd(top, v.log(b, v.tree_sums(b, [b.load(total)])[0]))
+    whole = v.tree_sums(b, [b.load(total)])[0]
+    return b.select(
+        b.fcmp_unordered("uno", whole, whole), whole, b.fadd(top, v.log(b, whole))
+    )  # `log` takes NaN for a number
 
 
 log_sum_exp = v.routine("log_sum_exp", types.float32, [types.int64] * 2, _emit_log_sum_exp)
@@ -55,7 +59,7 @@ def chunk(job, row, scratch):
     logits = carray(f32_pointer(at), vocabulary)
     norm = log_sum_exp(at, vocabulary)
     token = carray(i32_pointer(tokens), row + 1)[row]
-    carray(f32_pointer(chosen), row + 1)[row] = logits[token] - norm
+    carray(f32_pointer(chosen), row + 1)[row] = logits[token] - norm if 0 <= token < vocabulary else np.float32(np.nan)
     if top > 0:
         ids, values = (
             carray(i32_pointer(all_ids + row * top * 4), top),
@@ -68,6 +72,9 @@ def chunk(job, row, scratch):
 
 @njit(nogil=True)
 def logprobs(team, logits, tokens, chosen, ids, values):
-    """logits f32 [Q, V], tokens int32 [Q]; writes chosen f32 [Q], ids int32 [Q, top], values f32 [Q, top] with top <= V."""
+    """logits f32 [Q, V], tokens int32 [Q]; writes chosen f32 [Q], ids int32 [Q, top], values f32 [Q, top] with top <= V.
+
+    A token that is not in 0..V-1 gets NaN; so does everything in a row that holds NaN.
+    """
     results = (address(chosen), address(ids), address(values), ids.shape[1])
     share(team, (LOGPROBS, address(logits), logits.shape[1], address(tokens), *results), logits.shape[0])

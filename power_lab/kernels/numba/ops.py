@@ -132,12 +132,12 @@ class NumbaOps:
 
     # --- operations of a step -----------------------------------------------------------------------------------------------------
 
-    def embed(self, table: Weight, ids: Array, out: Array, scale: float = 1.0) -> None:
+    def embed(self, table: Weight, ids: Array, out: Array, scale: float = 1.0, drawn: Array | None = None) -> None:
         plan, cols, _ = self._plan((table,))
         _same(out.shape, (*ids.shape, cols), "shape of the embedded rows")
         if self._recorded is None:
-            _within(ids, table.rows, "token id")
-        self._do(embed.job(plan, ids, out, scale), plan, ids, out)
+            _within(ids, table.rows, "token id", first=0 if drawn is None else -len(drawn))
+        self._do(embed.job(plan, ids, out, scale, drawn), plan, ids, out, drawn)
 
     def rms_norm(self, x: Array, weight: Array, eps: float, out: Array) -> None:
         self._norm(x, None, None, weight, eps, out)
@@ -311,6 +311,6 @@ def _same(given: object, expected: object, what: str) -> None:
         raise ValueError(f"{what} is {given}, expected {expected}")
 
 
-def _within(numbers: np.ndarray, count: int, what: str) -> None:
-    if len(numbers) and not (numbers.min() >= 0 and numbers.max() < count):
-        raise IndexError(f"{what} outside 0..{count - 1}")
+def _within(numbers: np.ndarray, count: int, what: str, first: int = 0) -> None:
+    if len(numbers) and not (numbers.min() >= first and numbers.max() < count):
+        raise IndexError(f"{what} outside {first}..{count - 1}")
