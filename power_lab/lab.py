@@ -90,8 +90,7 @@ class Lab:
     def configure(self, **changes: Any) -> Lab:
         """Change settings of the engine in use. Raises ConfigError, or EngineInUse when other live clients hold that engine."""
         with self._lock:
-            known = msgspec.structs.asdict(self._config)
-            config = EngineConfig.of({**known, **plain(changes)})
+            config = EngineConfig.of({**self._config.asked(), **plain(changes)})
             held = self._engine is not None and self._engine.client.open
             self._load(config, replaces=self._engine.key if held and self._engine is not None else "")
         return self

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import nbformat
 from nbformat.v4 import new_code_cell, new_notebook
 
@@ -38,6 +39,16 @@ def test_its_commands_are_the_commands_there_are():
     assert set(re.findall(r"^\| `power-lab (\w+)", TEXT, re.MULTILINE)) == there
     targets = set(re.findall(r"^make (\w+) ", TEXT, re.MULTILINE))
     assert targets == {"lab", "test"}
+
+
+def test_its_settings_are_the_settings_there_are():
+    from power_lab.engine.config import EngineConfig
+
+    section = TEXT.split("## Settings")[1].split("## ")[0]
+    told = dict(re.findall(r"^\| `(\w+)` \| `?(\w+)`? \|", section, re.MULTILINE))
+    open_defaults = EngineConfig(device="cuda")  # on the CPU, an open pool is a number
+    defaults = {**msgspec.to_builtins(open_defaults), "device": EngineConfig().device}
+    assert told == {key: str(value).lower() for key, value in defaults.items()}
 
 
 def test_its_links_lead_somewhere():

@@ -27,8 +27,15 @@ OWNERS: dict[str, str] = {
     "max_batch": "runtime",
     "queue_limit": "runtime",
     "prefix_cache": "runtime",
+    "overlap": "runtime",
+    "graph_mb": "runtime",
+    "host_profile": "host",
 }
 """Which kind of decision each setting is (DESIGN section 5); shown by `lab.explain()`."""
+
+
+CPU_KV_TOKENS = 8192
+"""The KV pool where none is asked for and the device shares the machine's memory with everything else."""
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -40,11 +47,16 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         mode: `exact` keeps every output bit for bit independent of batch, chunking, cache, speculation and preemption; `fast` does not.
         threads: CPU threads; 0 takes all cores.
         context: longest request in tokens (prompt and output); 0 takes the model's own limit.
-        kv_tokens: size of the KV pool in tokens, a multiple of 64.
+        kv_tokens: size of the KV pool in tokens, a multiple of 64; 0 is 8192 on the CPU, where it becomes that number, and on a GPU as
+            much as is useful (`max_batch` requests of `context` tokens) and fits its memory.
         step_tokens: token budget of one step; prompts are cut into chunks that fit it.
         max_batch: requests that may run at once.
         queue_limit: requests that may wait; one more raises QueueFull.
         prefix_cache: whether full blocks are kept and reused by later requests.
+        overlap: whether the next step is planned and launched while a GPU works on this one.
+        graph_mb: MiB that captured graphs may take on a GPU; those that were not used for longest make room. 0 captures none.
+        host_profile: whether the engine's thread asks the system for priority and for cores of its own, and a GPU for a stream that is
+            served first; `lab.explain()` says what it got.
     """
 
     model: str = "smollm2"
@@ -52,30 +64,44 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     mode: Literal["exact", "fast"] = "exact"
     threads: int = 0
     context: int = 0
-    kv_tokens: int = 8192
+    kv_tokens: int = 0
     step_tokens: int = 512
     max_batch: int = 16
     queue_limit: int = 256
     prefix_cache: bool = True
+    overlap: bool = True
+    graph_mb: int = 512
+    host_profile: bool = False
 
     def __post_init__(self) -> None:
         if self.device not in ("auto", "cpu", "cuda"):
             raise ConfigError("device", f"{self.device!r} has no engine in this version", "Use auto, cpu or cuda.")
         _between("threads", self.threads, 0, 1024)
         _between("context", self.context, 0, 1 << 24)
-        _between("kv_tokens", self.kv_tokens, 64, 1 << 26)
+        _between("kv_tokens", self.kv_tokens, 0, 1 << 26)
         _between("step_tokens", self.step_tokens, 1, 1 << 16)
         _between("max_batch", self.max_batch, 1, 4096)
         _between("queue_limit", self.queue_limit, 1, 1 << 20)
+        _between("graph_mb", self.graph_mb, 0, 1 << 20)
         if self.kv_tokens % 64:
             raise ConfigError(
                 "kv_tokens", f"{self.kv_tokens} is not a multiple of 64", f"Use {-(-self.kv_tokens // 64) * 64}."
             )
+        if (
+            not self.kv_tokens and self.device != "cuda"
+        ):  # resolved here, so that equal engines have equal configurations
+            msgspec.structs.force_setattr(self, "kv_tokens", CPU_KV_TOKENS)
 
     @classmethod
     def of(cls, settings: dict[str, Any]) -> EngineConfig:
         """Make one from plain settings. Raises ConfigError naming an unknown key or a wrong value."""
         return strict(cls, settings)
+
+    def asked(self) -> dict[str, Any]:
+        """The device, and the settings that are not its defaults: what a changed configuration starts from, on another device too."""
+        defaults = msgspec.structs.asdict(EngineConfig(device=self.device))
+        mine = msgspec.structs.asdict(self)
+        return {key: value for key, value in mine.items() if key == "device" or value != defaults[key]}
 
 
 def strict(kind: type[T], settings: dict[str, Any]) -> T:

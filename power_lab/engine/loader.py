@@ -170,6 +170,8 @@ def _attention_shape(a: AttentionSpec) -> AttentionShape:
 
 def _check_pool(config: EngineConfig, spec: ModelSpec) -> None:
     """Raises ConfigError for a KV pool that this machine could never fill; one page is always there besides."""
+    if config.device == "cuda":  # its own memory counts, which is planned once the weights are there
+        return
     token, memory = spec.kv_bytes_per_token, machine_memory()
     if (config.kv_tokens + BLOCK) * token > memory:
         raise ConfigError(
@@ -186,7 +188,7 @@ def _context(config: EngineConfig, spec: ModelSpec) -> tuple[int, str]:
             "context", f"{config.context} exceeds the model's {spec.context} positions", f"Use at most {spec.context}."
         )
     asked = config.context or spec.context
-    if asked <= config.kv_tokens:
+    if asked <= config.kv_tokens or not config.kv_tokens:  # 0: not planned yet
         return asked, "as asked" if config.context else "the model's own limit"
     if config.context:
         raise ConfigError(

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from power_lab.engine.config import OWNERS, EngineConfig, ModelFolders, Paths, strict, user_path
+from power_lab.engine.config import CPU_KV_TOKENS, OWNERS, EngineConfig, ModelFolders, Paths, strict, user_path
 from power_lab.engine.request import SamplingParams
 from power_lab.errors import ConfigError
 
@@ -19,6 +20,9 @@ from power_lab.errors import ConfigError
         (EngineConfig, {"threads": "two"}, "threads", "int"),
         (EngineConfig, {"threads": -1}, "threads", "outside"),
         (EngineConfig, {"kv_tokens": 100}, "kv_tokens", "Use 128"),
+        (EngineConfig, {"kv_tokens": -64}, "kv_tokens", "outside"),
+        (EngineConfig, {"graph_mb": -1}, "graph_mb", "outside"),
+        (EngineConfig, {"overlap": 1}, "overlap", "bool"),
         (EngineConfig, {"mode": "quick"}, "mode", "Use one of exact, fast"),
         (EngineConfig, {"mode": "approximate"}, "mode", "approximate"),
         (SamplingParams, {"temperature": -0.1}, "temperature", "outside"),
@@ -36,6 +40,26 @@ def test_wrong_settings_name_their_key(kind: Any, settings: dict[str, Any], key:
 
 def test_every_setting_has_an_owner() -> None:
     assert OWNERS.keys() == set(EngineConfig.__struct_fields__)
+
+
+def test_an_open_kv_pool_is_a_number_on_the_cpu_and_left_to_the_memory_plan_on_a_gpu() -> None:
+    """Equal engines have equal configurations, however they came about."""
+    assert EngineConfig().kv_tokens == EngineConfig.of({"kv_tokens": 0, "device": "cpu"}).kv_tokens == CPU_KV_TOKENS
+    assert EngineConfig() == EngineConfig(kv_tokens=0) == EngineConfig.of({"kv_tokens": CPU_KV_TOKENS})
+    assert EngineConfig(device="cuda").kv_tokens == 0
+    assert EngineConfig(device="cuda", kv_tokens=4096).kv_tokens == 4096
+    for config in (EngineConfig(), EngineConfig(device="cuda"), EngineConfig(device="cuda", kv_tokens=4096)):
+        assert msgspec.msgpack.decode(msgspec.msgpack.encode(config), type=EngineConfig) == config
+        assert msgspec.structs.replace(config, threads=2).kv_tokens == config.kv_tokens
+
+
+def test_what_was_asked_for_moves_to_another_device_and_defaults_do_not() -> None:
+    config = EngineConfig.of({**EngineConfig(threads=2, graph_mb=64).asked(), "device": "cuda"})
+    assert config == EngineConfig(device="cuda", threads=2, graph_mb=64)
+    assert EngineConfig.of({**EngineConfig(device="cuda").asked(), "device": "cpu"}) == EngineConfig(device="cpu")
+    kept = EngineConfig(device="cuda", kv_tokens=4096, overlap=False, host_profile=True)
+    assert EngineConfig.of(kept.asked()) == kept
+    assert EngineConfig.of({**kept.asked(), "device": "cpu"}).kv_tokens == 4096
 
 
 def test_paths_follow_the_home_or_the_session(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -8,11 +8,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from power_lab.engine import loader
 from power_lab.engine.config import EngineConfig, Paths
+from power_lab.engine.models.describe import describe
+from power_lab.engine.weights.checkpoint import open_checkpoint
 from power_lab.errors import ConfigError, ExactnessError, ModelFileError
 from power_lab.kernels.numba.ops import NumbaOps
 
@@ -69,6 +72,15 @@ def test_contexts_that_do_not_fit_are_refused_with_the_numbers(paths: Paths) -> 
         load(paths, context=4096, kv_tokens=1024)
     loaded = load(paths, kv_tokens=1024)
     assert loaded.context == 1024 and "kv_tokens" in loaded.reasons["context"]
+
+
+def test_before_a_gpus_memory_is_known_no_pool_limits_the_context(smollm2_path: Path) -> None:
+    with open_checkpoint(smollm2_path) as checkpoint:
+        spec = describe(checkpoint, 49152).spec
+    left_open = EngineConfig(device="cuda")
+    assert loader._context(left_open, spec) == (spec.context, "the model's own limit")
+    assert loader._context(msgspec.structs.replace(left_open, context=100), spec) == (100, "as asked")
+    loader._check_pool(msgspec.structs.replace(left_open, kv_tokens=1 << 26), spec)  # more than this machine has
 
 
 def test_an_unknown_architecture_is_named(paths: Paths, smollm2_path: Path, tmp_path: Path) -> None:
