@@ -1,63 +1,138 @@
-"""From a step plan to flat index arrays on the device."""
+"""From a step plan to flat arrays on the device: one block of bytes, filled on the host and sent with one copy a step."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import accumulate
+from math import prod
+
 import numpy as np
 
+from power_lab.engine import sampler
 from power_lab.engine.plan import StepPlan
-from power_lab.kernels.ops import BLOCK, Batch, Ops
+from power_lab.engine.request import Request
+from power_lab.kernels.ops import BLOCK, Batch, Ops, SampleRows
+
+ALIGNED = 16  # kernels read 16 bytes at a time
+LAYOUTS = 512  # whose arrays are kept; graphs keep those that they were captured on
+
+Place = tuple[int, tuple[int, ...], str]  # first byte, shape, dtype
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layout:
+    """The arrays of steps of one shape.
+
+    Attributes:
+        places: where each lies in the block.
+        batch, draws: on the device; `draws` names no lists.
+        hosts: the same in staging memory, by its address.
+    """
+
+    places: Mapping[str, Place]
+    batch: Batch
+    draws: SampleRows
+    hosts: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
+
+    def host(self, memory: np.ndarray) -> dict[str, np.ndarray]:
+        address = memory.ctypes.data
+        if address not in self.hosts:
+            self.hosts[address] = {name: _view(memory, *place) for name, place in self.places.items()}
+        return self.hosts[address]
 
 
 class Inputs:
-    """A runner's index arrays. They stay where they are, so that captured graphs find each step's values in them.
+    """A runner's index arrays and sampling controls. Arrays stay where they are for steps of one shape, so that captured graphs find each
+    step's values in them.
 
     Args:
         ops: the device.
-        rows, sampled, spans: most rows, logit rows and spans of a step.
+        rows, sampled, spans: most rows, logit rows and spans of a step, padding included.
         pages: most pages of a sequence.
     """
 
     def __init__(self, ops: Ops, rows: int, sampled: int, spans: int, pages: int) -> None:
         self._ops = ops
-        self._arrays = Batch(
-            ids=ops.empty((rows,), "int32"),
-            positions=ops.empty((rows,), "int32"),
-            slots=ops.empty((rows,), "int64"),
-            table_of=ops.empty((rows,), "int32"),
-            tables=ops.empty((spans, pages), "int32"),
-            sampled=ops.empty((sampled,), "int32"),
-        )
-        self._tables = np.zeros((spans, pages), np.int32)
+        self._spans, self._pages = spans, pages
+        self._layouts: OrderedDict[tuple[int, int], Layout] = OrderedDict()
+        self._raw = ops.empty((self._places(rows, sampled)[1],), "uint8")
+        self._staging = ops.staging(self._raw)
+        self._ints, self._floats = ops.asarray(np.zeros(1, np.int32)), ops.asarray(np.zeros(1, np.float32))
 
     @property
     def nbytes(self) -> int:
-        return sum(getattr(self._arrays, name).nbytes for name in Batch.__slots__)
+        return self._raw.nbytes
 
-    def fill(self, plan: StepPlan) -> Batch:
-        """Flatten a plan's spans: one row a token, one table row a span. Shapes as in `kernels.ops.Batch`; views of the arrays."""
-        counts = np.array([span.rows for span in plan.spans])
-        starts = np.array([span.start for span in plan.spans])
-        first = np.cumsum(counts) - counts
-        owner = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
-        positions = np.arange(counts.sum()) - np.repeat(first - starts, counts)
-        tables = self._tables[: len(plan.spans)]
-        tables[:] = 0
-        for row, span in enumerate(plan.spans):
-            tables[row, : len(span.blocks)] = span.blocks
-        pages = tables[owner, positions // BLOCK].astype(np.int64)
-        ends = first + counts
-        sampled = [np.arange(end - span.sampled, end) for end, span in zip(ends, plan.spans, strict=True)]
-        return Batch(
-            ids=self._put(np.concatenate([np.asarray(span.tokens) for span in plan.spans]), self._arrays.ids),
-            positions=self._put(positions, self._arrays.positions),
-            slots=self._put(pages * BLOCK + positions % BLOCK, self._arrays.slots),
-            table_of=self._put(owner, self._arrays.table_of),
-            tables=self._put(tables, self._arrays.tables),
-            sampled=self._put(np.concatenate(sampled), self._arrays.sampled),
-        )
+    def layout(self, rows: int, sampled: int) -> Layout:
+        """The arrays of steps of so many rows and logit rows."""
+        key = (rows, sampled)
+        if key not in self._layouts:
+            self._layouts[key] = self._lay_out(rows, sampled)
+            if len(self._layouts) > LAYOUTS:
+                self._layouts.popitem(last=False)
+        self._layouts.move_to_end(key)
+        return self._layouts[key]
 
-    def _put(self, host: np.ndarray, array: np.ndarray) -> np.ndarray:
-        """Write a step's values to the front of an array; returns that part of it."""
-        part = array[: len(host)]
-        self._ops.upload(host, part)
-        return part
+    def fill(
+        self, layout: Layout, plan: StepPlan, requests: Mapping[int, Request], lists: sampler.Lists | None
+    ) -> None:
+        """Write a step's values and send them: one row a token, one table row a span. Rows beyond the plan's compute token 0 on the dummy
+        page; logit rows beyond draw greedily."""
+        host = layout.host(self._staging.open())
+        tables = _fill_rows(host, plan)
+        sampler.fill(host, plan, requests, lists)
+        first, (_, pages), _ = layout.places["tables"]
+        self._staging.send(first + tables * pages * 4)
+
+    def _lay_out(self, rows: int, sampled: int) -> Layout:
+        places, _ = self._places(rows, sampled)
+        arrays = {name: self._ops.view(self._raw, *place) for name, place in places.items()}
+        batch = {name: arrays[name] for name in ("ids", "slots", "table_of", "tables", "sampled")}
+        draws = {name: arrays[name] for name in sampler.COLUMNS}
+        lists = {"history": self._ints, "bias_ids": self._ints, "bias_values": self._floats}
+        return Layout(places, Batch(positions=arrays["row_positions"], **batch), SampleRows(**draws, **lists))
+
+    def _places(self, rows: int, sampled: int) -> tuple[dict[str, Place], int]:
+        """Where arrays lie, and the bytes of all. Tables come last: only those in use are sent."""
+        shapes = {
+            **dict.fromkeys(("ids", "row_positions", "table_of"), ((rows,), "int32")),
+            "slots": ((rows,), "int64"),
+            "sampled": ((sampled,), "int32"),
+            **{name: ((sampled, *tail), dtype) for name, (tail, dtype, _) in sampler.COLUMNS.items()},
+            "tables": ((min(rows, self._spans + 1), self._pages), "int32"),
+        }
+        sizes = [prod(shape) * np.dtype(dtype).itemsize for shape, dtype in shapes.values()]
+        starts = [0, *accumulate(-(-size // ALIGNED) * ALIGNED for size in sizes)]
+        return {name: (start, *shapes[name]) for name, start in zip(shapes, starts, strict=False)}, starts[-1]
+
+
+def _view(memory: np.ndarray, first: int, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    return memory[first : first + prod(shape) * np.dtype(dtype).itemsize].view(dtype).reshape(shape)
+
+
+def _fill_rows(host: Mapping[str, np.ndarray], plan: StepPlan) -> int:
+    """Write the index arrays of `Batch`; returns how many table rows are used."""
+    spans, tables = plan.spans, host["tables"]
+    counts = np.array([span.rows for span in spans])
+    ends = np.cumsum(counts)
+    total, padding = int(ends[-1]), len(host["ids"]) - int(ends[-1])
+    owner = np.repeat(np.arange(len(spans)), counts)
+    positions = np.arange(total) - np.repeat(ends - counts - [span.start for span in spans], counts)
+    for row, span in enumerate(spans):
+        tables[row, : len(span.blocks)] = span.blocks
+        tables[row, len(span.blocks) :] = 0
+    host["ids"][:total] = [token for span in spans for token in span.tokens]
+    host["row_positions"][:total] = positions
+    host["table_of"][:total] = owner
+    host["slots"][:total] = tables[owner, positions // BLOCK].astype(np.int64) * BLOCK + positions % BLOCK
+    rows = [row for end, span in zip(ends.tolist(), spans, strict=True) for row in range(end - span.sampled, end)]
+    host["sampled"][: len(rows)] = rows
+    host["sampled"][len(rows) :] = 0
+    if padding:  # a sequence of its own at position 0 of the dummy page
+        tables[len(spans)] = 0
+        host["table_of"][total:] = len(spans)
+        for name in ("ids", "row_positions", "slots"):
+            host[name][total:] = 0
+    return len(spans) + bool(padding)

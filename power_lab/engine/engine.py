@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -23,7 +24,7 @@ from power_lab.engine.messages import Options, Tool
 from power_lab.engine.plan import StepPlan
 from power_lab.engine.report import Decision, EngineStatus, MemoryPlan
 from power_lab.engine.request import Finish, Prompt, Request, SamplingParams
-from power_lab.engine.runner import Observer, Runner, Sampled
+from power_lab.engine.runner import Launched, Observer, Runner, Sampled, Sizes
 from power_lab.engine.scheduler import Limits, Outcome, Scheduler
 from power_lab.engine.speculation.drafters import make as make_drafter
 from power_lab.engine.speculation.transaction import Proposal, Proposer
@@ -31,6 +32,29 @@ from power_lab.engine.ticket import Ticket
 from power_lab.engine.trace import BlockState, EngineFacts, OnDelta, OnDone, RunRecord
 from power_lab.errors import EngineClosed, PowerLabError, StepFailed
 from power_lab.models import Report
+
+
+class Flight:
+    """A step that was planned and is not committed yet.
+
+    Args:
+        plan: the step. lives: the requests of its spans. proposals: how their drafts came about.
+        load: requests and blocks after its planning. begun: when that was, monotonic seconds.
+
+    Attributes:
+        launched: the step on the device, once it is there.
+    """
+
+    def __init__(
+        self, plan: StepPlan, lives: list[Live], proposals: dict[int, Proposal], load: dict[str, int], begun: float
+    ) -> None:
+        self.plan = plan
+        self.lives = lives
+        self.requests = {live.request.id: live.request for live in lives}
+        self.proposals = proposals
+        self.load = load
+        self.begun = begun
+        self.launched: Launched | None = None
 
 
 class Engine:
@@ -86,14 +110,14 @@ class Engine:
         self._proposer = Proposer(make_drafter, clock, self.facts.vocab)
         self._runner = Runner(
             self._loaded.model,
-            pages=self._pages,
-            rows=limits.step_tokens,
-            sampled=limits.sampled_rows,
-            spans=limits.max_batch,
-            context=self.context,
+            Sizes(self._pages, limits.step_tokens, limits.sampled_rows, limits.max_batch, self.context),
             clock=clock,
+            graph_bytes=512 << 20,
             observer=observer,
         )
+        self._overlap = self._runner.ops.asynchronous
+        self._flights: deque[Flight] = deque()  # at most two: one to collect, one behind it
+        self._published = 0.0
         self._totals = views.Totals()
         self._thread = threading.Thread(target=self._run, name="power-lab-engine", daemon=True) if threaded else None
         if self._thread is not None:
@@ -237,36 +261,67 @@ class Engine:
         return worked
 
     def _step(self) -> bool:
-        plan: StepPlan | None = None
-        committed = False
+        """Collect the step in flight, or one launched now; where the device works by itself, the next one is launched before that."""
+        committed: Flight | None = None
         try:
-            with self._critical():
-                self._expire()
-                proposals = self._propose()
-                plan = self._scheduler.plan()
-                lives = [self._live[span.request_id] for span in plan.spans] if plan is not None else []
-                load = views.load_of(self._scheduler)
-            if plan is None:
+            if not self._flights and not self._launch():
                 return False
-            begun = self._clock()
-            for live in lives:
-                live.begin_step(begun)
-            sampled = self._runner.execute(plan, {live.request.id: live.request for live in lives})
-            verdicts = verify(plan, lives, sampled.tokens)
+            flight = self._flights[0]
+            if self._overlap and len(self._flights) == 1:
+                self._launch_ahead()
+            assert flight.launched is not None, "what could not be launched is not in flight"
+            sampled = self._runner.collect(flight.launched, flight.requests)
+            verdicts = verify(flight.plan, flight.lives, sampled.tokens, self._scheduler.awaited(flight.plan))
             with self._critical():
                 start = self._clock()
-                ended = self._scheduler.commit(plan, [outcome for outcome, _ in verdicts])
-                committed = True
-                self._publish(plan, sampled, verdicts, proposals, load, begun, start, ended)
+                ended = self._scheduler.commit(flight.plan, [verdict and verdict[0] for verdict in verdicts])
+                committed = self._flights.popleft()
+                self._publish(flight, sampled, verdicts, start, ended)
+                self._drop_idle_flight()
         except BaseException as error:
             with self._critical():
-                if plan is not None and not committed:
-                    self._scheduler.abort(plan)
+                failed = committed or (self._flights[0] if self._flights else None)
+                self._abort_flights()
                 if isinstance(error, Exception):
-                    self._fail(plan, error)
+                    self._fail(failed.plan if failed is not None else None, error)
             if not isinstance(error, Exception):
                 raise
         return True
+
+    def _launch(self) -> bool:
+        """Plan a step, of which its flight tells from then on, and begin it. False where there is none."""
+        with self._critical():
+            self._expire()
+            proposals = {} if self._flights else self._propose()
+            plan = self._scheduler.plan()
+            if plan is None:
+                return False
+            lives = [self._live[span.request_id] for span in plan.spans]
+            flight = Flight(plan, lives, proposals, views.load_of(self._scheduler), self._clock())
+            self._flights.append(flight)
+        for live in lives:
+            live.begin_step(flight.begun)
+        flight.launched = self._runner.launch(plan, flight.requests)
+        return True
+
+    def _launch_ahead(self) -> None:
+        """Begin the step behind the one in flight. One that cannot be begun is given up: it is planned again by itself, and fails alone."""
+        try:
+            self._launch()
+        except Exception:
+            with self._critical():
+                if len(self._flights) < 2:  # the fault is in planning
+                    raise
+                self._scheduler.abort(self._flights.pop().plan)
+
+    def _abort_flights(self) -> None:
+        while self._flights:
+            self._scheduler.abort(self._flights.pop().plan)
+
+    def _drop_idle_flight(self) -> None:
+        """Forget a step in flight whose requests have all ended: nobody waits for its draws."""
+        if self._flights and not any(self._scheduler.awaited(self._flights[0].plan)):
+            self._abort_flights()
 
     def drive(self, done: threading.Event, timeout: float | None = None) -> bool:
         """Wait until `done` is set, stepping when the engine has no thread of its own. False when `timeout` seconds passed before."""
@@ -295,6 +350,7 @@ class Engine:
 
     def _end_all(self) -> None:
         with self._loaded.turn, self._critical():
+            self._abort_flights()
             for live in list(self._live.values()):
                 if live.request.finish is None:
                     self._scheduler.end(live.request, Finish.CANCELLED, EngineClosed("The engine was closed."))
@@ -306,7 +362,7 @@ class Engine:
     def _run(self) -> None:
         while True:
             with self._lock:
-                self._wake.wait_for(lambda: self._closing or not self._scheduler.idle)
+                self._wake.wait_for(lambda: self._closing or not self._scheduler.idle or self._flights)
                 if self._closing:
                     return
             try:
@@ -343,31 +399,30 @@ class Engine:
 
     def _publish(
         self,
-        plan: StepPlan,
+        flight: Flight,
         sampled: Sampled,
-        verdicts: list[tuple[Outcome, Verdict]],
-        proposals: dict[int, Proposal],
-        load: dict[str, int],
-        begun: float,
+        verdicts: list[tuple[Outcome, Verdict] | None],
         start: float,
         ended: list[Request],
     ) -> None:
         """After a commit: drafters, traces, streams, records."""
         now = self._clock()
-        times = (sampled.forward_s, sampled.sample_s, now - start)
-        self._totals.count(plan, [outcome for outcome, _ in verdicts], now)
+        plan, times = flight.plan, (sampled.forward_s, sampled.sample_s, now - start)
+        self._totals.count(plan, [verdict[0] for verdict in verdicts if verdict is not None], now)
+        wall = now - max(flight.begun, self._published)  # a step that ran behind another began with that one's end
+        self._published = now
         at = 0
-        for span, (outcome, verdict) in zip(plan.spans, verdicts, strict=True):
-            live = self._live[span.request_id]
+        for span, live, decided in zip(plan.spans, flight.lives, verdicts, strict=True):
+            first, at = at, at + span.sampled
+            if decided is None:
+                continue
+            outcome, verdict = decided
             self._proposer.commit(live.request, outcome.emitted)
             asked = live.request.params.logprobs is not None  # a neighbour may have asked alone
-            logprobs = sampled.logprobs[at : at + len(outcome.emitted)] if asked and sampled.logprobs else []
-            at += span.sampled
-            round_ = views.round_of(
-                plan, span, outcome, proposals.get(span.request_id), times, live.since(now), logprobs
-            )
-            step = views.step_of(plan, span, load, now - begun, live.since(now))
-            live.accept(verdict, round_, step, now)
+            logprobs = sampled.logprobs[first : first + len(outcome.emitted)] if asked and sampled.logprobs else []
+            proposal = flight.proposals.get(span.request_id)
+            round_ = views.round_of(plan, span, outcome, proposal, times, live.since(now), logprobs)
+            live.accept(verdict, round_, views.step_of(plan, span, flight.load, wall, live.since(now)), now)
         for request in ended:
             self._settle(self._live[request.id], now)
 

@@ -1,15 +1,23 @@
-"""Captured forward passes by shape: what a step does is recorded once and replayed without Python in between."""
+"""Captured steps by shape: what a step does is recorded once and replayed without Python in between."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
 
+from power_lab.engine.shapes import Coverage, Registry, Shape, pad
+from power_lab.errors import CapacityError
 from power_lab.kernels.ops import Array, Graph, Ops
 
-# Steps of more rows, prompts mostly, seldom come twice in one size and are called operation by operation.
-KEPT_ROWS = 64
+KEPT_ROWS = 64  # where any count of rows is captured as it is: prompts, which are longer, seldom come twice in one size
+DECODE_ROWS = 128  # where rows are padded: steps of up to so many are captured when they first come, longer ones when they come again
 KEPT = 128  # graphs; the one that was not used for longest goes first
+
+LONG = "a prompt's step: more rows than the largest declared shape"
+FIRST = "the first step of its shape: captured when it comes again"
+COMPILED = "the first step of its shape: it compiles, and is captured behind"
+CANNOT = "this mode's library calls cannot be recorded"
+OFF = "graphs are off"
 
 
 class Graphs:
@@ -17,16 +25,23 @@ class Graphs:
 
     Args:
         ops: the device.
+        budget: bytes that graphs may occupy; the one that was not used for longest goes first.
+        enabled: False runs every step operation by operation.
 
     Attributes:
-        captured, replayed: steps that were recorded, and that found their graph.
+        coverage: the declared row buckets.
+        registry: what became of each shape.
     """
 
-    def __init__(self, ops: Ops) -> None:
+    def __init__(self, ops: Ops, budget: int, enabled: bool = True) -> None:
         self._ops = ops
-        self._kept: OrderedDict[tuple[int, int], tuple[Graph, Array]] = OrderedDict()
-        self.captured = 0
-        self.replayed = 0
+        self._budget = budget
+        self._kept: OrderedDict[Shape, tuple[Graph, Array]] = OrderedDict()
+        self._seen: set[Shape] = set()
+        self._refused: dict[Shape, str] = {}  # what could not be captured, and why
+        self.enabled = enabled
+        self.coverage = Coverage(ops.row_buckets) if ops.row_buckets else Coverage.exact(KEPT_ROWS)
+        self.registry = Registry()
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -35,28 +50,63 @@ class Graphs:
     def nbytes(self) -> int:
         return sum(graph.nbytes for graph, _ in self._kept.values())
 
-    def run(self, rows: int, sampled: int, forward: Callable[[], Array]) -> Array:
-        """Do what `forward` does, whose operations depend on these two counts and on nothing else but the content of arrays.
+    def cover(self, asked: Shape) -> Shape:
+        """The shape that such a step is run in: padded where it is to be captured, else as it is."""
+        return (pad(asked, self.coverage, self.coverage) if self.enabled else None) or asked
 
-        Returns its result, an array that it fills.
+    def run(self, asked: Shape, shape: Shape, forward: Callable[[], Array]) -> Array:
+        """Do what `forward` does, whose operations depend on `shape` and on nothing else but the content of arrays.
+
+        Returns its result, an array that it fills. `forward` runs once a step: what it overwrites, it may have read before. A capture that
+        fails changes nothing.
         """
-        shape = (rows, sampled)
-        if rows > KEPT_ROWS:
+        reason = self._not_captured(shape)
+        if shape not in self._kept and (reason or self._ops.asynchronous):
+            result = forward()
+            self.registry.eager(asked, shape, reason or COMPILED)
+            if not reason:
+                self._capture(shape, forward)
+            return result
+        hit = shape in self._kept
+        if not hit and not self._capture(shape, forward):
+            self.registry.eager(asked, shape, self._refused[shape])
             return forward()
-        if shape in self._kept:
-            self._kept.move_to_end(shape)
-            self.replayed += 1
-        else:
-            graph = self._ops.capture(forward)
-            if graph is None:
-                return forward()
-            self.captured += 1
-            self._kept[shape] = graph
+        self._kept.move_to_end(shape)
         graph, result = self._kept[shape]
         self._ops.replay(graph)
-        if len(self._kept) > KEPT:
-            self._kept.popitem(last=False)
+        self.registry.replayed(asked, shape, hit=hit)
         return result
 
+    def _capture(self, shape: Shape, forward: Callable[[], Array]) -> bool:
+        """Record a step, and drop the graphs that were not used for longest until all fit. False when it cannot be recorded."""
+        try:
+            captured = self._ops.capture(forward)
+        except CapacityError as error:
+            self._refused[shape] = str(error)
+            return False
+        if captured is None:
+            self._refused[shape] = CANNOT
+            return False
+        self._kept[shape] = captured
+        self.registry.captured(shape, captured[0].nbytes)
+        while len(self._kept) > 1 and (len(self._kept) > KEPT or self.nbytes > self._budget):
+            oldest, _ = self._kept.popitem(last=False)
+            self.registry.evicted(oldest)
+        return True
+
     def clear(self) -> None:
+        for shape in self._kept:
+            self.registry.evicted(shape)
         self._kept.clear()
+        self._refused.clear()
+
+    def _not_captured(self, shape: Shape) -> str:
+        """Why a step of this shape is run operation by operation, or nothing."""
+        if not self.enabled:
+            return OFF
+        if shape.rows > self.coverage.most:
+            return LONG
+        if shape.rows > DECODE_ROWS and shape not in self._seen:
+            self._seen.add(shape)
+            return FIRST
+        return self._refused.get(shape, "")

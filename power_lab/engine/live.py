@@ -165,10 +165,13 @@ class Live:
         )
 
 
-def verify(plan: StepPlan, lives: Sequence[Live], targets: Sequence[int]) -> list[tuple[Outcome, Verdict]]:
-    """What each span of a step comes to; `targets` are the draws of all sampled rows, in plan order."""
-    verdicts, at = [], 0
-    for span, live in zip(plan.spans, lives, strict=True):
-        verdicts.append(live.verify(span, targets[at : at + span.sampled]))
+def verify(
+    plan: StepPlan, lives: Sequence[Live], targets: Sequence[int], awaited: Sequence[bool]
+) -> list[tuple[Outcome, Verdict] | None]:
+    """What each span of a step comes to; `targets` are the draws of all sampled rows, in plan order. None for a span that nobody awaits."""
+    verdicts: list[tuple[Outcome, Verdict] | None] = []
+    at = 0
+    for span, live, wanted in zip(plan.spans, lives, awaited, strict=True):
+        verdicts.append(live.verify(span, targets[at : at + span.sampled]) if wanted else None)
         at += span.sampled
     return verdicts

@@ -16,7 +16,8 @@ class Span:
     Attributes:
         request_id: the engine-wide number of the request.
         start: absolute position of the first row (equals the number of tokens whose KV is committed).
-        tokens: input token ids of the rows, committed tokens first, then the drafts.
+        tokens: input token ids of the rows, committed tokens first, then the drafts. In a plan that was made while another was running,
+            the last one may be -q - 1: what row q of that step's draws will be.
         drafts: how many of the last tokens are unverified drafts (0..len(tokens)-1).
         sampled: how many of the last rows are sampled: 0 inside a prompt, else drafts + 1.
         blocks: block table that covers positions 0..start+len(tokens)-1.

@@ -148,5 +148,15 @@ class Request:
         return len(self.tokens) - self.prompt_len
 
     @property
+    def penalised(self) -> bool:
+        """Whether what is drawn depends on the tokens before, beside the logits."""
+        return self.params.repetition_penalty != 1.0 or self.params.presence_penalty != 0.0
+
+    @property
+    def foreseeable(self) -> bool:
+        """Whether its next step can be planned and launched before its last token is known on the host."""
+        return self.params.speculate == "off" and not self.penalised
+
+    @property
     def output(self) -> list[int]:
         return self.tokens[self.prompt_len :]

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from power_lab.engine import sampler
-from power_lab.engine.batch import Inputs
+from power_lab.engine.batch import Inputs, Layout
 from power_lab.engine.graphs import Graphs
 from power_lab.engine.models.decoder import Decoder, Workspace
 from power_lab.engine.plan import StepPlan
 from power_lab.engine.request import Request
+from power_lab.engine.shapes import Shape
 from power_lab.engine.trace import Logprob
-from power_lab.kernels.ops import BLOCK, Ops
+from power_lab.kernels.ops import BLOCK, Array, Draw, Fetched, Ops
 
 Observer = Callable[[StepPlan, np.ndarray], None]
+
+LISTS = "penalties or biases, whose lists have no fixed size"
+CALLED = "this device samples row by row, outside of the recorded operations"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +30,7 @@ class Sampled:
     Attributes:
         tokens: one draw for each sampled row, in plan order.
         logprobs: beside them, or None when nobody asked.
-        forward_s, sample_s: seconds spent in the model and in drawing.
+        forward_s, sample_s: seconds spent in the model and in drawing; where both are one captured graph, all are `forward_s`.
     """
 
     tokens: tuple[int, ...]
@@ -35,14 +39,35 @@ class Sampled:
     sample_s: float
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Launched:
+    """A step on the device: `fetched` holds its tokens, and log-probabilities where some request asks for them."""
+
+    plan: StepPlan
+    fetched: Fetched | None
+    with_logprobs: bool
+    forward_s: float
+    sample_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Most of each: KV pages (the dummy included), rows, logit rows and spans of a step, tokens of a sequence."""
+
+    pages: int
+    rows: int
+    sampled: int
+    spans: int
+    context: int
+
+
 class Runner:
     """Executes plans.
 
     Args:
         model: the decoder with its weights.
-        pages: KV pages, the dummy included.
-        rows, sampled, spans: most rows, logit rows and spans of a step.
-        context: most tokens of a sequence.
+        sizes: the bounds.
+        graph_bytes: budget of captured graphs. graphs: False runs every step operation by operation.
         clock: monotonic seconds.
         observer: called with each plan and its logits (f32 [Q, V], valid during the call); for tests and teaching.
     """
@@ -50,22 +75,25 @@ class Runner:
     def __init__(
         self,
         model: Decoder,
+        sizes: Sizes,
         *,
-        pages: int,
-        rows: int,
-        sampled: int,
-        spans: int,
-        context: int,
         clock: Callable[[], float],
+        graph_bytes: int,
+        graphs: bool = True,
         observer: Observer | None = None,
     ) -> None:
         self.model = model
         self.ops: Ops = model.ops
-        self.caches = model.caches(pages)
-        self.page_bytes = sum(cache.keys.nbytes + cache.values.nbytes for cache in self.caches) // pages
+        self.graphs = Graphs(self.ops, graph_bytes, graphs)
+        widest = [self.graphs.coverage.cover(count) or count for count in (sizes.rows, sizes.sampled)]
+        rows, sampled = max(widest[0], sizes.rows), max(widest[1], sizes.sampled)
+        pages = -(-sizes.context // BLOCK)
+        self.caches = model.caches(sizes.pages)
+        self.page_bytes = sum(cache.keys.nbytes + cache.values.nbytes for cache in self.caches) // sizes.pages
         self.workspace = Workspace.make(model.spec, self.ops, rows, sampled)
-        self.inputs = Inputs(self.ops, rows, sampled, spans, -(-context // BLOCK))
-        self.graphs = Graphs(self.ops)
+        self.inputs = Inputs(self.ops, rows, sampled, sizes.spans, pages)
+        heads = [(layer.attention.heads, cache) for layer, cache in zip(model.spec.layers, self.caches, strict=True)]
+        self.ops.reserve(rows, sampled, model.spec.vocab, heads, pages)
         self._tokens = self.ops.empty((sampled,), "int32")
         self._clock = clock
         self.observer = observer
@@ -75,19 +103,62 @@ class Runner:
         self.graphs.clear()
         self.caches = ()
 
-    def execute(self, plan: StepPlan, requests: Mapping[int, Request]) -> Sampled:
-        """Run one step: KV is written for all rows, tokens are drawn for the sampled ones. Nothing else changes."""
+    def launch(self, plan: StepPlan, requests: Mapping[int, Request]) -> Launched:
+        """Begin a step: KV is written for all rows, tokens are drawn for the sampled ones. Nothing else changes.
+
+        A token id below 0 in the plan, -q - 1, stands for draw q of the step launched before this one.
+        """
         start = self._clock()
-        batch = self.inputs.fill(plan)
-        rows, sampled = batch.ids.shape[0], batch.sampled.shape[0]
-        logits = self.graphs.run(rows, sampled, lambda: self.model.forward(batch, self.caches, self.workspace))
-        forwarded = self._clock()
-        if self.observer is not None:
-            self.observer(plan, self.ops.tohost(logits))
-        if not logits.shape[0]:
-            return Sampled((), None, forwarded - start, 0.0)
-        tokens = self._tokens[: logits.shape[0]]
-        self.ops.sample(logits, sampler.controls(plan, requests), tokens)
-        logprobs = sampler.logprobs(self.ops, logits, tokens, plan, requests)
-        drawn = tuple(self.ops.tohost(tokens).tolist())
-        return Sampled(drawn, logprobs, forwarded - start, self._clock() - forwarded)
+        lists = sampler.lists(plan, requests)
+        sampled = sum(span.sampled for span in plan.spans)
+        asked = self._shape(plan.rows, sampled, sampler.draw(plan, requests), lists is not None)
+        shape = self.graphs.cover(asked)
+        layout = self.inputs.layout(shape.rows, shape.sampled)
+        with self.ops.step():
+            self.inputs.fill(layout, plan, requests, lists)
+            logits = self.graphs.run(asked, shape, lambda: self._run(layout, shape))[:sampled]
+            forwarded = self._clock()
+            if self.observer is not None:
+                self.observer(plan, self.ops.tohost(logits))
+            if not sampled:
+                return Launched(plan, None, False, forwarded - start, 0.0)
+            if shape.sampling == "apart":
+                self._draw_apart(layout, logits, lists, sampler.draw(plan, requests))
+            top = sampler.wanted_logprobs(plan, requests)
+            tokens = self._tokens[:sampled]
+            beside = () if top is None else self.ops.logprobs(logits, tokens, top)
+            fetched = self.ops.fetch(tokens, *beside)
+        return Launched(plan, fetched, top is not None, forwarded - start, self._clock() - forwarded)
+
+    def collect(self, launched: Launched, requests: Mapping[int, Request]) -> Sampled:
+        """Wait for a step's draws. May be called again."""
+        if launched.fetched is None:
+            return Sampled((), None, launched.forward_s, launched.sample_s)
+        tokens, *beside = launched.fetched.get()
+        logprobs = sampler.logprobs(beside, launched.plan, requests) if launched.with_logprobs else None
+        on_device = launched.fetched.seconds
+        times = (on_device, 0.0) if on_device else (launched.forward_s, launched.sample_s)
+        return Sampled(tuple(tokens.tolist()), logprobs, *times)
+
+    def _shape(self, rows: int, sampled: int, draw: Draw, listed: bool) -> Shape:
+        if not sampled:
+            return Shape(rows, 0, "none")
+        if listed:
+            return Shape(rows, sampled, "apart", LISTS)
+        return Shape(rows, sampled, draw) if self.ops.asynchronous else Shape(rows, sampled, "apart", CALLED)
+
+    def _run(self, layout: Layout, shape: Shape) -> Array:
+        """What is captured: the forward pass, and the draws where they are part of it."""
+        logits = self.model.forward(layout.batch, self.caches, self.workspace, self._tokens)
+        if shape.sampling in ("greedy", "random", "limited"):
+            self.ops.sample(logits, layout.draws, self._tokens[: shape.sampled], shape.sampling)
+        return logits
+
+    def _draw_apart(self, layout: Layout, logits: Array, lists: sampler.Lists | None, draw: Draw) -> None:
+        count = logits.shape[0]
+        rows = layout.draws
+        if lists is not None:
+            history, ids, values = map(self.ops.asarray, (lists.history, lists.bias_ids, lists.bias_values))
+            rows = replace(rows, history=history, bias_ids=ids, bias_values=values)
+        rows = replace(rows, **{name: getattr(rows, name)[:count] for name in sampler.COLUMNS})
+        self.ops.sample(logits, rows, self._tokens[:count], draw)

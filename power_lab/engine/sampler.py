@@ -2,34 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from power_lab.engine.plan import StepPlan
+from power_lab.engine.plan import Span, StepPlan
 from power_lab.engine.request import Request
 from power_lab.engine.trace import Logprob
-from power_lab.kernels.ops import Array, Ops, SampleRows
+from power_lab.kernels.ops import Draw
+
+COLUMNS: dict[str, tuple[tuple[int, ...], str, Any]] = {
+    "temperature": ((), "float32", 0),
+    "top_k": ((), "int32", 0),
+    "top_p": ((), "float32", 1),
+    "min_p": ((), "float32", 0),
+    "repetition": ((), "float32", 1),
+    "presence": ((), "float32", 0),
+    "seeds": ((), "int64", 0),
+    "positions": ((), "int64", 0),
+    "history_span": ((3,), "int64", 0),
+    "bias_span": ((2,), "int64", 0),
+}
+"""Of `SampleRows`: shape of a row's value, dtype, and the value of a row that is only padding: a greedy draw."""
+
+_PARAMS = {
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repetition": "repetition_penalty",
+    "presence": "presence_penalty",
+    "seeds": "seed",
+}
 
 
-def controls(plan: StepPlan, requests: Mapping[int, Request]) -> SampleRows:
-    """Structure of arrays over the plan's sampled rows.
+@dataclass(frozen=True, slots=True, eq=False)
+class Lists:
+    """What penalties and biases read, as in `SampleRows`, on the host; the spans have a row for each logit row."""
+
+    history: np.ndarray
+    history_span: np.ndarray
+    bias_ids: np.ndarray
+    bias_values: np.ndarray
+    bias_span: np.ndarray
+
+
+def draw(plan: StepPlan, requests: Mapping[int, Request]) -> Draw:
+    """What no row of the step goes beyond."""
+    params = [requests[span.request_id].params for span in plan.spans if span.sampled]
+    drawn = [p for p in params if p.temperature > 0]
+    return "limited" if any(p.top_k or p.top_p < 1 for p in drawn) else "random" if drawn else "greedy"
+
+
+def lists(plan: StepPlan, requests: Mapping[int, Request]) -> Lists | None:
+    """Histories and biases of a step's logit rows; None when no request of it has penalties or biases.
 
     Row i of a window sees its request's tokens and the drafts before it: exactly what it would see if they were accepted, which is
     the only case in which its draw counts.
     """
     sampled = [(span, requests[span.request_id]) for span in plan.spans if span.sampled]
-    counts = np.array([span.sampled for span, _ in sampled])
-    params = [request.params for _, request in sampled]
-
-    def column(values: list, dtype: type) -> np.ndarray:
-        return np.repeat(np.asarray(values, dtype), counts)
-
+    if not any(request.penalised or request.params.logit_bias for _, request in sampled):
+        return None
     histories, spans, biases, bias_spans = [], [], [], []
     at = bias_at = 0
     for span, request in sampled:
         known = len(request.tokens)
-        if request.params.repetition_penalty != 1.0 or request.params.presence_penalty != 0.0:
+        if request.penalised:
             histories.append(np.asarray([*request.tokens, *span.tokens[span.rows - span.drafts :]], np.int32))
             spans += [(at, at + request.prompt_len, at + known + row) for row in range(span.sampled)]
             at += known + span.drafts
@@ -39,18 +79,9 @@ def controls(plan: StepPlan, requests: Mapping[int, Request]) -> SampleRows:
         biases += sorted(bias.items())
         bias_spans += [(bias_at, bias_at + len(bias))] * span.sampled
         bias_at += len(bias)
-    return SampleRows(
-        temperature=column([p.temperature for p in params], np.float32),
-        top_k=column([p.top_k for p in params], np.int32),
-        top_p=column([p.top_p for p in params], np.float32),
-        min_p=column([p.min_p for p in params], np.float32),
-        repetition=column([p.repetition_penalty for p in params], np.float32),
-        presence=column([p.presence_penalty for p in params], np.float32),
-        seeds=column([p.seed for p in params], np.uint64),
-        positions=np.concatenate([np.arange(len(r.tokens), len(r.tokens) + s.sampled) for s, r in sampled]).astype(
-            np.int64
-        ),
-        history=np.concatenate(histories) if histories else np.zeros(0, np.int32),
+    biases = biases or [(0, 0.0)]
+    return Lists(
+        history=np.concatenate(histories) if histories else np.zeros(1, np.int32),
         history_span=np.asarray(spans, np.int64).reshape(-1, 3),
         bias_ids=np.asarray([token for token, _ in biases], np.int32),
         bias_values=np.asarray([value for _, value in biases], np.float32),
@@ -58,18 +89,40 @@ def controls(plan: StepPlan, requests: Mapping[int, Request]) -> SampleRows:
     )
 
 
-def logprobs(
-    ops: Ops, logits: Array, tokens: Array, plan: StepPlan, requests: Mapping[int, Request]
-) -> list[Logprob] | None:
-    """Log-probabilities of the drawn tokens for all sampled rows, when some request of the plan asks for them."""
-    wanted = [
-        requests[span.request_id].params.logprobs for span in plan.spans if span.sampled for _ in range(span.sampled)
-    ]
-    if all(count is None for count in wanted):
-        return None
-    drawn = ops.asarray(np.maximum(ops.tohost(tokens), 0))  # -1 where nothing could be drawn
-    values, ids, best = ops.logprobs(logits, drawn, max(count or 0 for count in wanted))
+def fill(host: Mapping[str, np.ndarray], plan: StepPlan, requests: Mapping[int, Request], given: Lists | None) -> None:
+    """Write the columns of `COLUMNS` for the plan's logit rows; rows beyond them draw greedily and are not looked at."""
+    sampled = [(span, requests[span.request_id]) for span in plan.spans if span.sampled]
+    counts = [span.sampled for span, _ in sampled]
+    total = sum(counts)
+    for name, of in _PARAMS.items():
+        values = [getattr(request.params, of) for _, request in sampled]
+        host[name][:total] = values if total == len(values) else np.repeat(values, counts)
+    host["positions"][:total] = [span.start + row for span, _ in sampled for row in _drawn(span)]
+    if given is None:
+        host["history_span"][:total], host["bias_span"][:total] = 0, 0
+    else:
+        host["history_span"][:total], host["bias_span"][:total] = given.history_span, given.bias_span
+    if total < len(host["positions"]):
+        for name, (_, _, padding) in COLUMNS.items():
+            host[name][total:] = padding
+
+
+def _drawn(span: Span) -> range:
+    """The rows of a span after which a token is drawn, as distances from its start, each plus one: the token's."""
+    return range(span.rows - span.sampled + 1, span.rows + 1)
+
+
+def wanted_logprobs(plan: StepPlan, requests: Mapping[int, Request]) -> int | None:
+    """How many alternatives to compute for the step's logit rows; None when no request asks for log-probabilities."""
+    wanted = [requests[span.request_id].params.logprobs for span in plan.spans if span.sampled]
+    return max((count for count in wanted if count is not None), default=None)
+
+
+def logprobs(fetched: Sequence[np.ndarray], plan: StepPlan, requests: Mapping[int, Request]) -> list[Logprob]:
+    """Log-probabilities of the drawn tokens for all sampled rows, of the three arrays of `Ops.logprobs`."""
+    values, ids, best = fetched
+    counts = [requests[span.request_id].params.logprobs or 0 for span in plan.spans for _ in range(span.sampled)]
     return [
-        Logprob(float(values[i]), tuple(ids[i, : count or 0].tolist()), tuple(best[i, : count or 0].tolist()))
-        for i, count in enumerate(wanted)
+        Logprob(float(values[i]), tuple(ids[i, :count].tolist()), tuple(best[i, :count].tolist()))
+        for i, count in enumerate(counts)
     ]

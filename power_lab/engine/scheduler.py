@@ -5,12 +5,16 @@ drafts; chunked prefill, prefix hits, verification and resumption after preempti
 
 `plan` may admit and preempt (each of which is complete in itself) and attaches fresh blocks; `abort` gives those back; `commit` alone
 moves lengths, seals blocks and ends requests.
+
+A step may be planned while the one before it is still running: each of its requests is then taken as it will be after it, its next token as
+known though its value is not. Such a plan preempts nobody. When a request turns out to have ended, its rows of the later step compute
+for nothing, in blocks that are given back to whoever comes after it on the device.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from power_lab.engine.blocks import BlockPool
@@ -50,6 +54,19 @@ def blocks_for(tokens: int) -> int:
     return -(-tokens // BLOCK_TOKENS)
 
 
+@dataclass(frozen=True, slots=True)
+class _Ahead:
+    """A request after the step in flight: its computed tokens, how many more are known (0 or 1), and which draw of that step that one is."""
+
+    computed: int
+    sampled: int
+    draw: int
+
+
+class _Short(Exception):
+    """A step that is planned ahead would have to preempt."""
+
+
 class Scheduler:
     """Decides which tokens are computed next and owns all request and block state.
 
@@ -69,6 +86,10 @@ class Scheduler:
         self._root = root
         self._reuse = reuse
         self._steps = 0
+        self._flying: list[StepPlan] = []  # planned, neither committed nor aborted; at most two
+        self._lost: set[tuple[int, int]] = (
+            set()
+        )  # (step, request) in flight whose request ended or lost its blocks meanwhile
 
     def __iter__(self) -> Iterator[Request]:
         yield from self.running
@@ -106,6 +127,7 @@ class Scheduler:
         else:
             self.waiting.remove(request)
         self._drop_blocks(request)
+        self._lose(request)
         request.finish, request.error = finish, error
 
     def draft_room(self, request: Request) -> int:
@@ -115,20 +137,27 @@ class Scheduler:
         return min(request.params.width, request.limit - len(request.tokens) - 1)
 
     def plan(self) -> StepPlan | None:
-        """Choose the next step's rows; None when nothing can run."""
+        """Choose the next step's rows; None when nothing can run, or not before the step in flight is committed."""
+        if len(self._flying) > 1 or not self._foreseen():
+            return None
         spans: list[Span] = []
         preempted: list[int] = []
         rows, logits = self.limits.step_tokens, self.limits.sampled_rows
+        ahead = self._ahead()
         # Each request behind the one at hand, and the first that could be admitted, keeps a row, and each behind it the blocks of
         # its known tokens: so drafts never starve a neighbour and never preempt one.
         behind = len(self.running) + (bool(self.waiting) and len(self.running) < self.limits.max_batch)
-        owed = sum(_lacking(request) for request in self.running)
+        owed = sum(_lacking(request, ahead) for request in self.running)
         for request in list(self.running):
             behind -= 1
-            owed -= _lacking(request)
+            owed -= _lacking(request, ahead)
             if request.id in preempted:
                 continue
-            span = self._grow(request, rows, min(rows, logits) - behind - 1, owed, preempted)
+            try:
+                span = self._grow(request, ahead, rows, min(rows, logits) - behind - 1, owed, preempted)
+            except _Short:
+                self._give_back(spans)
+                return None
             if span is not None:
                 spans.append(span)
                 rows -= span.rows
@@ -138,66 +167,127 @@ class Scheduler:
         if not spans:
             return None
         self._steps += 1
-        return StepPlan(self._steps - 1, tuple(spans), tuple(preempted))
+        plan = StepPlan(self._steps - 1, tuple(spans), tuple(preempted))
+        self._flying.append(plan)
+        return plan
 
     def abort(self, plan: StepPlan) -> None:
-        """Give back what a plan attached; no length has moved."""
-        for request, span in self._owners(plan):
-            if span.fresh:
-                self.pool.release(request.blocks[-span.fresh :])
-                del request.blocks[-span.fresh :]
-            request.drafts = ()
+        """Give back what a plan attached; no length has moved. Of two plans in flight the later one goes first."""
+        assert plan is self._flying[-1], "an earlier step is aborted after the later one"
+        self._give_back(self._awaited(plan))
+        self._land(plan)
 
-    def commit(self, plan: StepPlan, outcomes: Sequence[Outcome]) -> list[Request]:
+    def awaited(self, plan: StepPlan) -> tuple[bool, ...]:
+        """For each span of a step in flight whether its request still waits for it: it has neither ended nor been preempted since."""
+        return tuple((plan.step, span.request_id) not in self._lost for span in plan.spans)
+
+    def commit(self, plan: StepPlan, outcomes: Sequence[Outcome | None]) -> list[Request]:
         """Apply a whole step: lengths, sealed blocks, emitted tokens, ends. Returns the requests that ended.
 
-        Everything is checked before anything changes; a plan that does not fit the state raises AssertionError.
+        `outcomes` has None for exactly those spans that nobody awaits. Everything is checked before anything changes; a plan that does not
+        fit the state raises AssertionError.
         """
-        pairs = self._owners(plan)
-        if len(pairs) != len(plan.spans) or len(outcomes) != len(plan.spans):
-            raise AssertionError("a plan is committed whole: requests or outcomes are missing")
-        for (request, span), outcome in zip(pairs, outcomes, strict=True):
+        awaited = self.awaited(plan)
+        if not self._flying or plan is not self._flying[0] or [o is not None for o in outcomes] != list(awaited):
+            raise AssertionError("steps are committed whole and in order")
+        by_id = {request.id: request for request in self.running}
+        settled = [
+            (by_id[span.request_id], span, outcome)
+            for span, outcome in zip(plan.spans, outcomes, strict=True)
+            if outcome is not None
+        ]
+        for request, span, outcome in settled:
             _check(request, span, outcome)
+        self._land(plan)
         ended = []
-        for (request, span), outcome in zip(pairs, outcomes, strict=True):
+        for request, span, outcome in settled:
             request.drafts = ()
             request.tokens.extend(outcome.emitted)
             request.computed = span.start + span.rows - span.drafts + outcome.accepted
             if outcome.finish is not Finish.ERROR:  # blocks of a failed request are never offered to others
-                self._settle(request, span.start // BLOCK_TOKENS)
+                self._settle(request, span)
             if outcome.finish is not None:
                 self.end(request, outcome.finish)
                 ended.append(request)
         return ended
 
     def check(self) -> None:
-        """Assert the block invariants and that each table covers exactly its computed tokens (between steps)."""
+        """Assert the block invariants and that each table covers exactly its computed tokens and those in flight (between steps)."""
         self.pool.check([request.blocks for request in self])
         for request in self:
-            assert len(request.blocks) == blocks_for(request.computed), (
+            ends = [
+                span.start + span.rows
+                for plan in self._flying
+                for span in self._awaited(plan)
+                if span.request_id == request.id
+            ]
+            assert len(request.blocks) == blocks_for(max(request.computed, *ends, 0)), (
                 f"request {request.id}: table and length disagree"
             )
             assert request.computed < len(request.tokens), f"request {request.id}: nothing left to compute"
 
-    def _owners(self, plan: StepPlan) -> list[tuple[Request, Span]]:
-        by_id = {request.id: request for request in self.running}
-        return [(by_id[span.request_id], span) for span in plan.spans if span.request_id in by_id]
+    def _awaited(self, plan: StepPlan) -> list[Span]:
+        return [span for span, awaited in zip(plan.spans, self.awaited(plan), strict=True) if awaited]
 
-    def _grow(self, request: Request, rows: int, draft_rows: int, owed: int, preempted: list[int]) -> Span | None:
+    def _lose(self, request: Request) -> None:
+        self._lost |= {(plan.step, request.id) for plan in self._flying}
+
+    def _land(self, plan: StepPlan) -> None:
+        """A step is in flight no longer."""
+        self._flying.remove(plan)
+        self._lost = {(step, request) for step, request in self._lost if step != plan.step}
+
+    def _foreseen(self) -> bool:
+        """Whether each request of the step in flight, if there is one, will have one token more after it, whatever it is."""
+        by_id = {request.id: request for request in self.running}
+        spans = [span for plan in self._flying for span in self._awaited(plan)]
+        return all(not span.drafts and by_id[span.request_id].foreseeable for span in spans)
+
+    def _ahead(self) -> dict[int, _Ahead]:
+        """The requests that await the step in flight, as they will be after it."""
+        ahead, draw = {}, 0
+        for plan in self._flying:
+            for span, awaited in zip(plan.spans, self.awaited(plan), strict=True):
+                if awaited:
+                    ahead[span.request_id] = _Ahead(span.start + span.rows, span.sampled, draw)
+                draw += span.sampled
+        return ahead
+
+    def _give_back(self, spans: Sequence[Span]) -> None:
+        by_id = {request.id: request for request in self.running}
+        for span in spans:
+            request = by_id[span.request_id]
+            if span.fresh:
+                self.pool.release(request.blocks[-span.fresh :])
+                del request.blocks[-span.fresh :]
+            request.drafts = ()
+
+    def _grow(
+        self,
+        request: Request,
+        ahead: Mapping[int, _Ahead],
+        rows: int,
+        draft_rows: int,
+        owed: int,
+        preempted: list[int],
+    ) -> Span | None:
         """Rows for a running request, preempting later ones if the pool is short. `owed` blocks are not for its drafts."""
-        end = _chunk_end(request, rows)
-        if end <= request.computed:
+        computed, known = _progress(request, ahead)
+        end = _chunk_end(computed, known, rows)
+        if end <= computed or (request.id in ahead and known >= request.limit):  # its last token is on its way
             return None
-        drafts = request.drafts[: max(0, draft_rows)] if end == request.computed + 1 == len(request.tokens) else ()
+        drafts = request.drafts[: max(0, draft_rows)] if end == computed + 1 == known else ()
         room = (len(request.blocks) + self.pool.available - owed) * BLOCK_TOKENS
         drafts = drafts[: max(0, room - end)]
         while (fresh := self.pool.allocate(max(0, blocks_for(end + len(drafts)) - len(request.blocks)))) is None:
+            if self._flying:
+                raise _Short
             victim = self.running[-1]
             self.preempt(victim)
             preempted.append(victim.id)
             if victim is request:
                 return None
-        return self._span(request, end, drafts, fresh)
+        return self._span(request, computed, end, drafts, fresh, ahead)
 
     def _admit(self, spans: list[Span], rows: int, logits: int) -> None:
         """Start waiting requests, first come first served, while rows, logit rows, batch and blocks last."""
@@ -213,12 +303,12 @@ class Scheduler:
             request.blocks, request.computed = list(hits), len(hits) * BLOCK_TOKENS
             if not request.preemptions:
                 request.cached = request.computed
-            end = _chunk_end(request, rows)
+            end = _chunk_end(request.computed, len(request.tokens), rows)
             fresh = self.pool.allocate(blocks_for(end) - len(hits))
             assert fresh is not None, "room was checked before blocks were taken"
             self.waiting.popleft()
             self.running.append(request)
-            span = self._span(request, end, (), fresh)
+            span = self._span(request, request.computed, end, (), fresh, {})
             spans.append(span)
             rows -= span.rows
             logits -= span.sampled
@@ -236,17 +326,29 @@ class Scheduler:
             hits.append(block)
         return hits
 
-    def _span(self, request: Request, end: int, drafts: tuple[int, ...], fresh: list[int]) -> Span:
+    def _span(
+        self,
+        request: Request,
+        start: int,
+        end: int,
+        drafts: tuple[int, ...],
+        fresh: list[int],
+        ahead: Mapping[int, _Ahead],
+    ) -> Span:
         request.blocks.extend(fresh)
+        tokens = request.tokens[start:end]
         whole = end == len(request.tokens)
-        tokens = (*request.tokens[request.computed : end], *drafts)
+        if request.id in ahead and ahead[request.id].sampled:  # the token at the end is the one that is being drawn
+            tokens.append(-ahead[request.id].draw - 1)
+            whole = True
         sampled = len(drafts) + 1 if whole else 0
-        return Span(request.id, request.computed, tokens, len(drafts), sampled, tuple(request.blocks), len(fresh))
+        return Span(request.id, start, (*tokens, *drafts), len(drafts), sampled, tuple(request.blocks), len(fresh))
 
     def preempt(self, request: Request) -> None:
         """Back to the front of the queue; its sealed blocks stay cached, so resuming recomputes only what was evicted."""
         self.running.remove(request)
         self._drop_blocks(request)
+        self._lose(request)
         request.preemptions += 1
         self.preemptions += 1
         self.waiting.appendleft(request)
@@ -257,12 +359,13 @@ class Scheduler:
         request.computed = 0
         request.drafts = ()
 
-    def _settle(self, request: Request, first: int) -> None:
-        """Seal blocks from the `first` on that became full and give back those that only held rejected drafts."""
-        keep = blocks_for(request.computed)
-        self.pool.release(request.blocks[keep:])
-        del request.blocks[keep:]
-        full = request.computed // BLOCK_TOKENS
+    def _settle(self, request: Request, span: Span) -> None:
+        """Seal blocks that became full and give back those that only held rejected drafts."""
+        if span.drafts:  # no later step is in flight, whose blocks these could be
+            keep = blocks_for(request.computed)
+            self.pool.release(request.blocks[keep:])
+            del request.blocks[keep:]
+        first, full = span.start // BLOCK_TOKENS, request.computed // BLOCK_TOKENS
         if not self._reuse or first >= full:
             return
         start = self._root(request.namespace)
@@ -272,22 +375,29 @@ class Scheduler:
             request.blocks[index] = self.pool.seal(request.blocks[index], request.hashes[index], parent, index)
 
 
-def _lacking(request: Request) -> int:
+def _progress(request: Request, ahead: Mapping[int, _Ahead]) -> tuple[int, int]:
+    """(computed, known) tokens of a request, as they will be after the step in flight."""
+    if request.id not in ahead:
+        return request.computed, len(request.tokens)
+    then = ahead[request.id]
+    return then.computed, len(request.tokens) + then.sampled
+
+
+def _lacking(request: Request, ahead: Mapping[int, _Ahead]) -> int:
     """Blocks that a running request still needs for its known tokens."""
-    return blocks_for(len(request.tokens)) - len(request.blocks)
+    return blocks_for(_progress(request, ahead)[1]) - len(request.blocks)
 
 
-def _chunk_end(request: Request, rows: int) -> int:
+def _chunk_end(computed: int, known: int, rows: int) -> int:
     """Where this step's known tokens end: at all of them if they fit, else on a block boundary if one is within reach."""
-    known = len(request.tokens)
-    end = min(known, request.computed + rows)
-    if end < known and end // BLOCK_TOKENS * BLOCK_TOKENS > request.computed:
+    end = min(known, computed + rows)
+    if end < known and end // BLOCK_TOKENS * BLOCK_TOKENS > computed:
         end = end // BLOCK_TOKENS * BLOCK_TOKENS
     return end
 
 
 def _check(request: Request, span: Span, outcome: Outcome) -> None:
-    assert request.computed == span.start and tuple(request.blocks) == span.blocks, (
+    assert request.computed == span.start and len(request.blocks) >= len(span.blocks), (
         f"request {request.id} moved since the plan"
     )
     assert 0 <= outcome.accepted <= min(span.drafts, len(outcome.emitted)), "more accepted than drafted or emitted"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+    from contextlib import AbstractContextManager
 
     import numpy as np
 
@@ -86,7 +87,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SampleRows:
-    """Sampling controls for Q logit rows, as host arrays (structure of arrays).
+    """Sampling controls for Q logit rows, as arrays on the device (structure of arrays).
 
     Attributes:
         temperature: float32 [Q]; 0 is greedy (largest logit, lowest id on a tie).
@@ -96,26 +97,32 @@ class SampleRows:
         min_p: float32 [Q]; 0 is off. Keeps tokens with probability >= min_p * the largest.
         repetition: float32 [Q]; 1 is off. Positive logits of tokens in the history are divided by it, negative ones multiplied.
         presence: float32 [Q]; 0 is off. Subtracted once from logits of tokens generated so far.
-        seeds: uint64 [Q].
+        seeds: int64 [Q], the bits of the u64.
         positions: int64 [Q], absolute position of the token that is drawn; the noise is keyed by (seed, position, token id).
         history: int32 [H], concatenated tokens before each drawn token (prompt, output, drafts).
         history_span: int64 [Q, 3]: start, start of the generated part, end, in `history`.
         bias_ids: int32 [B], bias_values: float32 [B], bias_span: int64 [Q, 2]: start and end of each row's logit biases.
+
+    The lists `history`, `bias_ids` and `bias_values` have at least one element, whether or not a span names it.
     """
 
-    temperature: np.ndarray
-    top_k: np.ndarray
-    top_p: np.ndarray
-    min_p: np.ndarray
-    repetition: np.ndarray
-    presence: np.ndarray
-    seeds: np.ndarray
-    positions: np.ndarray
-    history: np.ndarray
-    history_span: np.ndarray
-    bias_ids: np.ndarray
-    bias_values: np.ndarray
-    bias_span: np.ndarray
+    temperature: Array
+    top_k: Array
+    top_p: Array
+    min_p: Array
+    repetition: Array
+    presence: Array
+    seeds: Array
+    positions: Array
+    history: Array
+    history_span: Array
+    bias_ids: Array
+    bias_values: Array
+    bias_span: Array
+
+
+Draw = Literal["greedy", "random", "limited"]
+"""What rows of a step may ask for: all temperatures 0; any temperature and min-p; top-k and top-p too."""
 
 
 class Graph(Protocol):
@@ -125,6 +132,31 @@ class Graph(Protocol):
     def nbytes(self) -> int: ...
 
 
+class Staging(Protocol):
+    """Host memory from which an array on the device is filled."""
+
+    def open(self) -> np.ndarray:
+        """The memory, uint8 of the array's size: free to be written, whatever earlier copies are still on their way."""
+        ...
+
+    def send(self, nbytes: int) -> None:
+        """Copy the first bytes to the array, after all work before and before all work after."""
+        ...
+
+
+class Fetched(Protocol):
+    """Arrays on their way to the host."""
+
+    def get(self) -> tuple[np.ndarray, ...]:
+        """Wait for them; may be called again."""
+        ...
+
+    @property
+    def seconds(self) -> float:
+        """From the step's begin to the arrival, on the device's clock; 0 where it has none. After `get`."""
+        ...
+
+
 class Ops(Protocol):
     """The operation table of one device. It keeps plans and scratch for weights it has seen, and no requests; one caller at a time.
 
@@ -132,6 +164,9 @@ class Ops(Protocol):
         name, mode: of the device's path; activation: dtype of what linears read, "float32" or "bfloat16"; the residual stream, queries,
             keys and values on their way, and logits are float32 everywhere.
         kv_dtype: of the caches.
+        asynchronous: whether operations return before they have run, so that the next step can be planned meanwhile; sampling is then
+            captured with the forward pass.
+        row_buckets: rows that a captured step may have, ascending; steps are padded up to one. Empty: any count, unpadded.
         nbytes: scratch that is allocated now.
     """
 
@@ -139,6 +174,8 @@ class Ops(Protocol):
     mode: str
     activation: str
     kv_dtype: str
+    asynchronous: bool
+    row_buckets: tuple[int, ...]
 
     @property
     def nbytes(self) -> int: ...
@@ -157,8 +194,29 @@ class Ops(Protocol):
 
     def tohost(self, array: Array) -> np.ndarray: ...
 
-    def upload(self, host: np.ndarray, out: Array) -> None:
-        """Copy host values into an array of the same shape, converted to its type."""
+    def view(self, raw: Array, first: int, shape: tuple[int, ...], dtype: str) -> Array:
+        """An array of this shape in the bytes `raw` (uint8), from byte `first` on, a multiple of its values' size."""
+        ...
+
+    def staging(self, raw: Array) -> Staging:
+        """Host memory to fill the bytes `raw` (uint8) from."""
+        ...
+
+    def fetch(self, *arrays: Array) -> Fetched:
+        """Begin to copy arrays to the host; later work may overwrite them."""
+        ...
+
+    def step(self) -> AbstractContextManager[None]:
+        """Around what is launched for one step, its uploads and fetches included."""
+        ...
+
+    def reserve(
+        self, rows: int, sampled: int, vocabulary: int, attentions: Iterable[tuple[int, KVCache]], pages: int
+    ) -> None:
+        """Make scratch for every step of up to so many rows and logit rows, before any is captured.
+
+        attentions: (query heads, cache) of the layers. pages: of the longest sequence. Without it, scratch grows as it is needed.
+        """
         ...
 
     def weight(self, type: QuantType, rows: int, cols: int, host: np.ndarray) -> Weight:
@@ -175,8 +233,12 @@ class Ops(Protocol):
 
     def kv_cache(self, pages: int, heads: int, head_dim: int) -> KVCache: ...
 
-    def embed(self, table: Weight, ids: Array, out: Array, scale: float = 1.0) -> None:
-        """out[r] = scale * table[ids[r]], dequantised. ids int32 [R], out f32 [R, K]."""
+    def embed(self, table: Weight, ids: Array, out: Array, scale: float = 1.0, drawn: Array | None = None) -> None:
+        """out[r] = scale * table[ids[r]], dequantised. ids int32 [R], out f32 [R, K].
+
+        drawn: int32, the tokens of the step before: an id i below 0 stands for drawn[-i - 1]. A row whose id is not in the table, as
+        a token that could not be drawn, becomes NaN.
+        """
         ...
 
     def rms_norm(self, x: Array, weight: Array, eps: float, out: Array) -> None:
@@ -257,22 +319,27 @@ class Ops(Protocol):
         """out[i] = x[rows[i]]. x f32 [R, D], rows int32 [Q], out f32 [Q, D]."""
         ...
 
-    def sample(self, logits: Array, rows: SampleRows, tokens: Array) -> None:
+    def sample(self, logits: Array, rows: SampleRows, tokens: Array, draw: Draw = "limited") -> None:
         """Draw one token per row: penalties, bias, temperature, top-k, top-p, min-p, then Gumbel-max with counter noise.
 
         logits f32 [Q, V] are read, not changed. tokens int32 [Q]. The noise is `reference.gumbel`, the same on every device.
         A row that holds NaN or has no finite largest logit gets -1, so that it fails alone and not with its neighbours.
+        draw: what no row goes beyond; it decides no bits, only which passes run.
         """
         ...
 
-    def logprobs(self, logits: Array, tokens: Array, top: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Log-softmax of the raw logits: (f32 [Q] of `tokens`, int32 [Q, top] ids, f32 [Q, top] values, best first)."""
+    def logprobs(self, logits: Array, tokens: Array, top: int) -> tuple[Array, Array, Array]:
+        """Log-softmax of the raw logits: (f32 [Q] of `tokens`, int32 [Q, top] ids, f32 [Q, top] values, best first).
+
+        A token that is not in 0..V-1 gets NaN.
+        """
         ...
 
     def capture(self, forward: Callable[[], Array]) -> tuple[Graph, Array] | None:
         """Record the operations that `forward` calls, without running them; returns them with its result.
 
-        None if this table cannot: `forward` is to be called each time. A graph refers to the arrays that it was recorded on.
+        None if this table cannot: `forward` is to be called each time. A graph refers to the arrays that it was recorded on. Where
+        kernels are compiled at their first launch, `forward` must have been called before.
         """
         ...
 

@@ -17,3 +17,11 @@ def numba_ops() -> Callable[[int], Ops]:
     from power_lab.kernels.table import select
 
     return lru_cache(lambda threads: select("cpu", "exact", threads, tiny.cache_dir()))
+
+
+@pytest.fixture(scope="session")
+def behind() -> Callable[[Ops], Ops]:
+    """The same operations on a device that runs behind its host."""
+    from tests.lagged import Lagged
+
+    return Lagged  # type: ignore[return-value]

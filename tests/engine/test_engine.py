@@ -15,7 +15,7 @@ from power_lab.engine.config import EngineConfig
 from power_lab.engine.engine import Engine
 from power_lab.engine.plan import StepPlan
 from power_lab.engine.request import Request, SamplingParams
-from power_lab.engine.runner import Sampled
+from power_lab.engine.runner import Launched
 from power_lab.engine.trace import RunRecord
 from power_lab.errors import CapacityError, ConfigError, EngineClosed, PowerLabError, QueueFull
 from power_lab.kernels.ops import Ops
@@ -189,13 +189,13 @@ def test_a_callback_cannot_wait_for_its_own_engine(threaded: bool, numba_ops: Ca
 def test_a_step_reads_its_own_requests_only(numba_ops: Callable[[int], Ops]) -> None:
     """Others are submitted while it runs: the table of all requests changes under it."""
     engine = tiny.engine(tiny.Shape(layers=1), numba_ops(2), max_batch=1)
-    execute, seen = engine._runner.execute, []
+    launch, seen = engine._runner.launch, []
 
-    def watch(plan: StepPlan, requests: Mapping[int, Request]) -> Sampled:
+    def watch(plan: StepPlan, requests: Mapping[int, Request]) -> Launched:
         seen.append(list(requests))
-        return execute(plan, requests)
+        return launch(plan, requests)
 
-    engine._runner.execute = watch
+    engine._runner.launch = watch
     for _ in range(3):
         engine.submit([1, 2])
     engine.step()

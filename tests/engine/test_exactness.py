@@ -44,6 +44,7 @@ AXES: dict[str, list[Any]] = {
     "preempt": ["never", "forced", "small pool"],
     "sampling": ["greedy", "temperature", "chain"],
     "threads": [1, 2],
+    "device": ["waited for", "behind"],
 }
 SAMPLING: dict[str, dict[str, Any]] = {
     "greedy": {},
@@ -163,21 +164,12 @@ def small_pool(prompt: list[int]) -> int:
     return -(-(len(prompt) + 200) // 64) * 64
 
 
-def _name(value: Any) -> str:
-    return f"{value.kind} {value.stored}" if isinstance(value, tiny.Shape) else str(value)
-
-
-def test_every_kind_and_storage_type_is_among_the_models() -> None:
-    assert {shape.stored for shape in AXES["model"]} >= {type.name for type in QuantType}
-    assert {shape.kind for shape in AXES["model"]} >= set(KINDS)
-
-
-@pytest.mark.parametrize("case", all_pairs(AXES), ids=lambda case: "-".join(_name(value) for value in case.values()))
-def test_outputs_and_logits_are_the_same_bits(case: dict[str, Any], numba_ops: Callable[[int], Ops]) -> None:
+def same_bits(case: dict[str, Any], reference: Ops, ops: Ops, **settings: Any) -> None:
+    """Assert that a request says in this case, on `ops`, what it says on `reference` alone, from one prefill. `settings` of its engine."""
     shape, prompt = case["model"], prompt_of(3, 230)
     plain = case | {"neighbours": 0, "speculate": "off", "preempt": "never"}
     recorder = Recorder()
-    alone = tiny.engine(shape, numba_ops(2), step_tokens=512, prefix_cache=False, observer=recorder)
+    alone = tiny.engine(shape, reference, step_tokens=512, prefix_cache=False, observer=recorder)
     want_tokens, want_logits = run(alone, recorder, plain, prompt)
     follow = [*prompt, *want_tokens, *prompt_of(9, 30)]
 
@@ -185,12 +177,13 @@ def test_outputs_and_logits_are_the_same_bits(case: dict[str, Any], numba_ops: C
     pool = small_pool(follow) if case["preempt"] == "small pool" else 4096
     engine = tiny.engine(
         shape,
-        numba_ops(case["threads"]),
+        ops,
         step_tokens=case["step_tokens"],
         prefix_cache=case["cache"] != "off",
         kv_tokens=pool,
         context=min(pool, tiny.CONTEXT),
         observer=recorder,
+        **settings,
     )
     if case["speculate"] == "oracle":
         engine._proposer._make = lambda _: Oracle(follow)
@@ -204,7 +197,7 @@ def test_outputs_and_logits_are_the_same_bits(case: dict[str, Any], numba_ops: C
     if case["cache"] == "follow-up":
         # The next turn continues the model's own answer: its KV was written by decode and verify steps.
         alone_again = Recorder()
-        cold = tiny.engine(shape, numba_ops(2), step_tokens=512, prefix_cache=False, observer=alone_again)
+        cold = tiny.engine(shape, reference, step_tokens=512, prefix_cache=False, observer=alone_again)
         want = run(cold, alone_again, plain, follow, 40)
         got = run(engine, recorder, case, follow, 40)
         assert got[0] == want[0]
@@ -213,6 +206,23 @@ def test_outputs_and_logits_are_the_same_bits(case: dict[str, Any], numba_ops: C
             assert engine.status().cached_tokens >= len(follow) // 64 * 64 - 64
     engine.check()
     assert engine.status().used_blocks == 0
+
+
+def name_of(case: dict[str, Any]) -> str:
+    return "-".join(f"{v.kind} {v.stored}" if isinstance(v, tiny.Shape) else str(v) for v in case.values())
+
+
+def test_every_kind_and_storage_type_is_among_the_models() -> None:
+    assert {shape.stored for shape in AXES["model"]} >= {type.name for type in QuantType}
+    assert {shape.kind for shape in AXES["model"]} >= set(KINDS)
+
+
+@pytest.mark.parametrize("case", all_pairs(AXES), ids=name_of)
+def test_outputs_and_logits_are_the_same_bits(
+    case: dict[str, Any], numba_ops: Callable[[int], Ops], behind: Callable[[Ops], Ops]
+) -> None:
+    ops = numba_ops(case["threads"])
+    same_bits(case, numba_ops(2), ops if case["device"] == "waited for" else behind(ops))
 
 
 def test_speculation_in_this_suite_does_accept_and_reject(numba_ops: Callable[[int], Ops]) -> None:

@@ -252,6 +252,6 @@ def test_a_stale_plan_is_refused_whole() -> None:
     results = outcomes(scheduler, plan, toy.run(plan))
     scheduler.commit(plan, results)
     before = [(r.tokens[:], r.computed, r.blocks[:]) for r in scheduler]
-    with pytest.raises(AssertionError, match="moved since the plan"):
+    with pytest.raises(AssertionError, match="whole and in order"):
         scheduler.commit(plan, results)
     assert [(r.tokens, r.computed, r.blocks) for r in scheduler] == before

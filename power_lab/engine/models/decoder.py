@@ -82,12 +82,15 @@ class Decoder:
         shapes = ((layer.attention.kv_heads, layer.attention.head_dim) for layer in self.spec.layers)
         return tuple(self.ops.kv_cache(pages, *shape) for shape in shapes)
 
-    def forward(self, batch: Batch, caches: tuple[KVCache, ...], work: Workspace) -> Array:
-        """Run all rows and return logits f32 [Q, V] of the sampled ones (a view of the workspace)."""
+    def forward(self, batch: Batch, caches: tuple[KVCache, ...], work: Workspace, drawn: Array | None = None) -> Array:
+        """Run all rows and return logits f32 [Q, V] of the sampled ones (a view of the workspace).
+
+        drawn: int32, the tokens of the step before, for ids below 0 as in `Ops.embed`.
+        """
         rows, sampled = batch.ids.shape[0], batch.sampled.shape[0]
         spec, ops, weights, eps = self.spec, self.ops, self.weights, self.spec.norm_eps
         x, h, delta = work.hidden[:rows], work.normed[:rows], work.delta[:rows]
-        ops.embed(weights.embedding, batch.ids, x, spec.embedding_scale)
+        ops.embed(weights.embedding, batch.ids, x, spec.embedding_scale, drawn)
         post: Array | None = None  # norm of what the part before has left in delta
         for index, (layer, w) in enumerate(self._layers):
             if index:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,19 @@ from power_lab.kernels.numba import attention, catalogue, embed, identity, linea
 from power_lab.kernels.numba import rope as rope_kernels
 from power_lab.kernels.numba.program import Job, Program, address, words
 from power_lab.kernels.numba.team import PITCH, SCRATCH, Team, run
-from power_lab.kernels.ops import BLOCK, Activation, Array, Batch, Graph, KVCache, SampleRows, Weight
+from power_lab.kernels.ops import (
+    BLOCK,
+    Activation,
+    Array,
+    Batch,
+    Draw,
+    Fetched,
+    Graph,
+    KVCache,
+    SampleRows,
+    Staging,
+    Weight,
+)
 from power_lab.kernels.positions import rope_table
 from power_lab.kernels.quants import GEOMETRY, QuantType, row_bytes
 
@@ -36,6 +51,8 @@ class NumbaOps:
     mode = "exact"
     activation = "float32"
     kv_dtype = "float32"
+    asynchronous = False
+    row_buckets: tuple[int, ...] = ()
     threading_layer = "team"
     threading_reason = "own threads that share chunks: no OpenMP barrier, which stalls on a busy machine"
 
@@ -100,8 +117,22 @@ class NumbaOps:
     def tohost(self, array: Array) -> np.ndarray:
         return array
 
-    def upload(self, host: np.ndarray, out: Array) -> None:
-        out[...] = host
+    def view(self, raw: Array, first: int, shape: tuple[int, ...], dtype: str) -> Array:
+        return raw[first : first + prod(shape) * np.dtype(dtype).itemsize].view(dtype).reshape(shape)
+
+    def staging(self, raw: Array) -> Staging:
+        return InPlace(raw)
+
+    def fetch(self, *arrays: Array) -> Fetched:
+        return Copied(tuple(array.copy() for array in arrays))
+
+    def step(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def reserve(
+        self, rows: int, sampled: int, vocabulary: int, attentions: Iterable[tuple[int, KVCache]], pages: int
+    ) -> None:
+        """Scratch does not grow with rows here."""
 
     def weight(self, type: QuantType, rows: int, cols: int, host: np.ndarray) -> Weight:
         """A view of `host` as bytes [rows, bytes per row]; nothing is copied if `host` is contiguous, as rows of a larger matrix are."""
@@ -217,7 +248,7 @@ class NumbaOps:
             _within(rows, x.shape[0], "row")
         self._do(embed.gather_job(x, rows, out), x, rows, out)
 
-    def sample(self, logits: Array, rows: SampleRows, tokens: Array) -> None:
+    def sample(self, logits: Array, rows: SampleRows, tokens: Array, draw: Draw = "limited") -> None:
         controls = (rows.temperature, rows.top_k, rows.top_p, rows.min_p, rows.repetition, rows.presence)
         packed = np.stack(controls, axis=1, dtype=np.float32, casting="unsafe")
         keys = np.stack([rows.seeds.view(np.int64), rows.positions], axis=1)
@@ -303,6 +334,30 @@ class NumbaOps:
         if self._loop is None:
             self.warm_up()
         self._team.wake()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InPlace:
+    """`Staging` where host and device share memory."""
+
+    raw: np.ndarray
+
+    def open(self) -> np.ndarray:
+        return self.raw
+
+    def send(self, nbytes: int) -> None:
+        """It is there."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Copied:
+    """`Fetched` arrays."""
+
+    arrays: tuple[np.ndarray, ...]
+    seconds: float = 0.0
+
+    def get(self) -> tuple[np.ndarray, ...]:
+        return self.arrays
 
 
 def _same(given: object, expected: object, what: str) -> None:

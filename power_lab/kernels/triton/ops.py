@@ -3,26 +3,41 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 import numpy as np
 import torch
 import triton
 
-from power_lab.errors import ModelFileError
-from power_lab.kernels.ops import Activation, Array, Batch, Graph, KVCache, Progress, SampleRows, Weight
+from power_lab.errors import CapacityError, ModelFileError
+from power_lab.kernels.ops import (
+    Activation,
+    Array,
+    Batch,
+    Draw,
+    Fetched,
+    Graph,
+    KVCache,
+    Progress,
+    SampleRows,
+    Staging,
+    Weight,
+)
 from power_lab.kernels.positions import rope_table
 from power_lab.kernels.quants import QuantType
 from power_lab.kernels.triton import attention, embed, linear, logprobs, norm, planes, rope, sample
 
 DOMAIN = "power-lab/arithmetic/triton/1"
+PINNED = 1 << 20  # bytes of an array up to which its copy to the device is not waited for
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Captured:
-    """A CUDA graph. nbytes: device memory that was reserved while it was captured."""
+    """A CUDA graph. nbytes: of device memory, as much less as was free when it had been captured."""
 
     graph: torch.cuda.CUDAGraph
     nbytes: int
@@ -39,13 +54,17 @@ class TritonOps:
     mode = "exact"
     activation = "bfloat16"
     kv_dtype = "bfloat16"
+    asynchronous = True
+    row_buckets = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 
-    def __init__(self, device: str = "cuda") -> None:
+    def __init__(self, device: str = "cuda", priority: int = 0) -> None:
         self.device = torch.device(device)
+        self._stream = torch.cuda.Stream(self.device, priority)
         self._products = linear.Workspace.on(self.device)
         self._scratch = torch.empty(0, dtype=torch.float32, device=self.device)
-        self._retired: list[torch.Tensor] = []  # scratch that captured graphs may still name
+        self._retired: list[torch.Tensor | sample.Scratch] = []  # scratch that captured graphs may still name
         self._sampling: sample.Scratch | None = None
+        self._began = torch.cuda.Event(enable_timing=True)
         self._pool = torch.cuda.graph_pool_handle()
         self._digest = _digest(self.device)
 
@@ -57,8 +76,8 @@ class TritonOps:
 
     @property
     def nbytes(self) -> int:
-        sampling = 0 if self._sampling is None else self._sampling.nbytes
-        return self._products.nbytes + sum(part.nbytes for part in (self._scratch, *self._retired)) + sampling
+        parts = (self._products, self._scratch, *self._retired, *([self._sampling] if self._sampling else []))
+        return sum(part.nbytes for part in parts)
 
     def warm_up(self, progress: Progress | None = None) -> None:
         """Kernels are compiled at their first launch, by Triton, which keeps them on disk."""
@@ -67,7 +86,8 @@ class TritonOps:
         """As `warm_up`."""
 
     def close(self) -> None:
-        """Give scratch back."""
+        """Give scratch back, when what runs has ended."""
+        torch.cuda.synchronize(self.device)
         self._retired.clear()
         self._scratch = torch.empty(0, dtype=torch.float32, device=self.device)
         self._sampling = None
@@ -78,13 +98,42 @@ class TritonOps:
         return torch.empty(shape, dtype=getattr(torch, dtype), device=self.device)
 
     def asarray(self, host: np.ndarray) -> Array:
-        return torch.from_numpy(np.array(host)).to(self.device)
+        values = torch.from_numpy(np.array(host))
+        if values.nbytes > PINNED:
+            return values.to(self.device)
+        return values.pin_memory().to(self.device, non_blocking=True)
 
     def tohost(self, array: Array) -> np.ndarray:
         return (array.float() if array.dtype == torch.bfloat16 else array).cpu().numpy()
 
-    def upload(self, host: np.ndarray, out: Array) -> None:
-        out.copy_(torch.from_numpy(np.ascontiguousarray(host)))
+    def view(self, raw: Array, first: int, shape: tuple[int, ...], dtype: str) -> Array:
+        kind = getattr(torch, dtype)
+        return raw[first : first + prod(shape) * kind.itemsize].view(kind).view(shape)
+
+    def staging(self, raw: Array) -> Staging:
+        return Pinned(raw)
+
+    def fetch(self, *arrays: Array) -> Fetched:
+        hosts = tuple(torch.empty(array.shape, dtype=array.dtype, pin_memory=True) for array in arrays)
+        for host, array in zip(hosts, arrays, strict=True):
+            host.copy_(array, non_blocking=True)
+        ended = torch.cuda.Event(enable_timing=True)
+        ended.record()
+        return Arriving(hosts, self._began, ended)
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        with torch.cuda.stream(self._stream):
+            self._began = torch.cuda.Event(enable_timing=True)
+            self._began.record()
+            yield
+
+    def reserve(
+        self, rows: int, sampled: int, vocabulary: int, attentions: Iterable[tuple[int, KVCache]], pages: int
+    ) -> None:
+        for heads, cache in attentions:
+            self._reserve(attention.scratch_floats(rows, heads, cache.heads, cache.head_dim, pages))
+        self._reserve_sampling(sampled, vocabulary)
 
     def weight(self, type: QuantType, rows: int, cols: int, host: np.ndarray) -> Weight:
         """The matrix as planes on the device; plain values are rounded to bf16."""
@@ -117,8 +166,8 @@ class TritonOps:
 
     # --- operations of a step -----------------------------------------------------------------------------------------------------
 
-    def embed(self, table: Weight, ids: Array, out: Array, scale: float = 1.0) -> None:
-        embed.embed(table.data, ids, out, scale)
+    def embed(self, table: Weight, ids: Array, out: Array, scale: float = 1.0, drawn: Array | None = None) -> None:
+        embed.embed(table.data, ids, out, scale, drawn)
 
     def rms_norm(self, x: Array, weight: Array, eps: float, out: Array) -> None:
         norm.norm(x, None, None, weight, eps, out)
@@ -171,35 +220,34 @@ class TritonOps:
     def gather(self, x: Array, rows: Array, out: Array) -> None:
         embed.gather(x, rows, out)
 
-    def sample(self, logits: Array, rows: SampleRows, tokens: Array) -> None:
-        count, vocabulary = logits.shape
-        if self._sampling is None or self._sampling.z.shape[0] < count or self._sampling.z.shape[1] != vocabulary:
-            self._sampling = sample.Scratch.allocate(max(16, triton.next_power_of_2(count)), vocabulary, self.device)
-        values = (rows.temperature, rows.top_k, rows.top_p, rows.min_p, rows.repetition, rows.presence)
-        controls = sample.Controls(
-            values=self.asarray(np.stack(values, axis=1, dtype=np.float32, casting="unsafe")),
-            keys=self.asarray(np.stack([rows.seeds.view(np.int64), rows.positions], axis=1)),
-            spans=self.asarray(np.concatenate([rows.history_span, rows.bias_span], axis=1)),
-            history=self._list(rows.history),
-            bias_ids=self._list(rows.bias_ids),
-            bias_values=self._list(rows.bias_values),
-        )
-        sample.sample(logits, controls, tokens, self._sampling)
+    def sample(self, logits: Array, rows: SampleRows, tokens: Array, draw: Draw = "limited") -> None:
+        scratch = self._reserve_sampling(*logits.shape)
+        sample.sample(logits, rows, tokens, scratch, random=draw != "greedy", limited=draw == "limited")
 
-    def logprobs(self, logits: Array, tokens: Array, top: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        chosen, ids, values = logprobs.logprobs(logits, tokens, min(top, logits.shape[1]))
-        return self.tohost(chosen), self.tohost(ids), self.tohost(values)
+    def logprobs(self, logits: Array, tokens: Array, top: int) -> tuple[Array, Array, Array]:
+        return logprobs.logprobs(logits, tokens, min(top, logits.shape[1]))
 
     # --- graphs -------------------------------------------------------------------------------------------------------------------
 
     def capture(self, forward: Callable[[], Array]) -> tuple[Graph, Array] | None:
-        """Capture a CUDA graph of `forward`, which runs once beforehand, so that its kernels are compiled and its scratch is there."""
-        forward()
+        """Capture a CUDA graph on the current stream, of which nothing runs. Other threads' work with the device goes on meanwhile.
+
+        Raises CapacityError when the device has no memory left for it.
+        """
         torch.cuda.synchronize(self.device)
-        before, graph = torch.cuda.memory_reserved(self.device), torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            result = forward()
-        return Captured(graph, torch.cuda.memory_reserved(self.device) - before), result
+        before, graph = torch.cuda.mem_get_info(self.device)[0], torch.cuda.CUDAGraph()
+        try:
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                result = forward()
+            finally:
+                graph.capture_end()
+        except RuntimeError as error:  # torch.OutOfMemoryError is one
+            if "out of memory" not in str(error).lower():
+                raise
+            message = f"A graph could not be captured with {before} bytes of {self.device} left."
+            raise CapacityError(message, "Lower kv_tokens or graph_mb.") from error
+        return Captured(graph, max(0, before - torch.cuda.mem_get_info(self.device)[0])), result
 
     def replay(self, graph: Graph) -> None:
         assert isinstance(graph, Captured)
@@ -208,11 +256,52 @@ class TritonOps:
     def _reserve(self, floats: int) -> None:
         if floats > self._scratch.numel():
             self._retired.append(self._scratch)
-            self._scratch = torch.empty(triton.next_power_of_2(floats), dtype=torch.float32, device=self.device)
+            self._scratch = torch.zeros(triton.next_power_of_2(floats), dtype=torch.float32, device=self.device)
 
-    def _list(self, host: np.ndarray) -> Array:
-        """A list on the device; one value where it is empty, since a kernel's pointer must lead somewhere."""
-        return self.asarray(host if len(host) else np.zeros(1, host.dtype))
+    def _reserve_sampling(self, rows: int, vocabulary: int) -> sample.Scratch:
+        held = self._sampling
+        if held is None or held.z.shape[0] < rows or held.z.shape[1] != vocabulary:
+            if held is not None:
+                self._retired.append(held)
+            held = self._sampling = sample.Scratch.allocate(triton.next_power_of_2(rows), vocabulary, self.device)
+        return held
+
+
+class Pinned:
+    """Two pieces of page-locked memory in turn: one is written while the other's copy may still be on its way."""
+
+    def __init__(self, raw: torch.Tensor) -> None:
+        self._raw = raw
+        self._hosts = [torch.zeros(raw.shape, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+        self._memories = [host.numpy() for host in self._hosts]
+        self._sent = [torch.cuda.Event() for _ in range(2)]
+        self._turn = 0
+
+    def open(self) -> np.ndarray:
+        self._sent[self._turn].synchronize()
+        return self._memories[self._turn]
+
+    def send(self, nbytes: int) -> None:
+        self._raw[:nbytes].copy_(self._hosts[self._turn][:nbytes], non_blocking=True)
+        self._sent[self._turn].record()
+        self._turn ^= 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Arriving:
+    """`Fetched` arrays, and the events between which their step ran."""
+
+    hosts: tuple[torch.Tensor, ...]
+    began: torch.cuda.Event
+    ended: torch.cuda.Event
+
+    def get(self) -> tuple[np.ndarray, ...]:
+        self.ended.synchronize()
+        return tuple(host.numpy() for host in self.hosts)
+
+    @property
+    def seconds(self) -> float:
+        return self.began.elapsed_time(self.ended) / 1e3
 
 
 def _narrow(x: Array) -> Array:
@@ -231,7 +320,7 @@ def _digest(device: torch.device) -> str:
         "sm_" + "".join(map(str, torch.cuda.get_device_capability(device))),
         torch.__version__,
         triton.__version__,
-        *(module.PLAN for module in (attention, embed, linear, norm, rope, sample)),
+        *(module.PLAN for module in (attention, embed, linear, logprobs, norm, rope, sample)),
     ]
     for path in [
         *sorted(folder.glob("*.py")),
