@@ -1,7 +1,7 @@
 """Rotary position embedding (Su et al. 2021, arXiv:2104.09864) after an optional RMS norm of queries and keys, and the paged KV write.
 
 Pages: keys and values [pages, KV heads, BLOCK, head_dim] bf16, so that one page of one head is one contiguous tile. Queries are turned in
-place and stay f32. A thread owns both values of a pair, so that nothing is read after another thread wrote it.
+place and rounded: a head's f32 values make room for as many bf16 values, at the start of theirs.
 """
 
 from __future__ import annotations
@@ -11,58 +11,64 @@ import triton
 import triton.language as tl
 
 from power_lab.kernels.ops import BLOCK, Batch
+from power_lab.kernels.triton import chain
 
-PLAN = "rope: (x * (1 / sqrt(sum / size + eps))) * w; x0 * cos - x1 * sin, x0 * sin + x1 * cos, rounded operation by operation"
+PLAN = "rope: (x * (1 / sqrt(sum / size + eps))) * w; x0 * cos - x1 * sin, x0 * sin + x1 * cos, rounded operation by operation, then to bf16"
 PAIRS = 256  # pairs of one program, about
 
 
 @triton.jit
+def _weights(weight, at, mask):
+    """Norm weights, which no kernel writes."""
+    return weight if weight is None else tl.load(weight + at, mask=mask, other=0.0)
+
+
+@triton.jit
 def _treat(
-    source,
-    to,
-    pitch,
-    weight,
-    turn,
-    eps,
-    heads,
-    COUNT: tl.constexpr,
-    D: tl.constexpr,
-    HALF: tl.constexpr,
-    HALF_BLOCK: tl.constexpr,
-    REST_BLOCK: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
-    WIDE: tl.constexpr,
-):
-    """Normalise and rotate some of COUNT heads [COUNT, D] at `source`; head h goes to `to + h * pitch`."""
+    source, to, pitch, slot, positions, rope, weight, eps, heads,
+    COUNT: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, HALF_BLOCK: tl.constexpr, REST_BLOCK: tl.constexpr,
+    PAGE: tl.constexpr, INTERLEAVED: tl.constexpr, WIDE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Normalise and rotate some of COUNT heads [COUNT, D] at `source`; head h goes to `to + h * pitch`, in the page of `slot` if there is one."""
     i = tl.arange(0, HALF_BLOCK)
     first, second = (2 * i, 2 * i + 1) if INTERLEAVED else (i, i + HALF)
     head = heads[:, None]
     here = (head < COUNT) & (i < HALF)[None, :]
-    a = tl.load(source + head * D + first[None, :], mask=here, other=0.0)
-    b = tl.load(source + head * D + second[None, :], mask=here, other=0.0)
+    of_head = head * D if WIDE else head * 0
+    weight_a = _weights(weight, of_head + first[None, :], here)
+    weight_b = _weights(weight, of_head + second[None, :], here)
     if REST_BLOCK:
         j = 2 * HALF + tl.arange(0, REST_BLOCK)
         there = (head < COUNT) & (j < D)[None, :]
+        weight_rest = _weights(weight, of_head + j[None, :], there)
+    chain.wait(PDL)
+    if rope is not None:
+        turn = rope + tl.load(positions).to(tl.int64) * (2 * HALF)
+    if slot is not None:
+        place = tl.load(slot)
+        to += (place // PAGE * (COUNT * PAGE) + place % PAGE) * D
+    a = tl.load(source + head * D + first[None, :], mask=here, other=0.0)
+    b = tl.load(source + head * D + second[None, :], mask=here, other=0.0)
+    if REST_BLOCK:
         rest = tl.load(source + head * D + j[None, :], mask=there, other=0.0)
     if weight is not None:
         squares = tl.sum(a * a + b * b, 1)
         if REST_BLOCK:
             squares += tl.sum(rest * rest, 1)
         if WIDE:
-            mean = tl.sum(squares, 0) / (COUNT * D)
-            scale = tl.div_rn(1.0, tl.sqrt_rn(mean + eps))
-            w = weight + head * D
+            scale = tl.div_rn(1.0, tl.sqrt_rn(tl.sum(squares, 0) / (COUNT * D) + eps))
         else:
             scale = tl.div_rn(1.0, tl.sqrt_rn(squares / D + eps))[:, None]
-            w = weight + head * 0
-        a = (a * scale) * tl.load(w + first[None, :], mask=here, other=0.0)
-        b = (b * scale) * tl.load(w + second[None, :], mask=here, other=0.0)
+        a = (a * scale) * weight_a
+        b = (b * scale) * weight_b
         if REST_BLOCK:
-            rest = (rest * scale) * tl.load(w + j[None, :], mask=there, other=0.0)
-    if turn is not None:
+            rest = (rest * scale) * weight_rest
+    if rope is not None:
         cos = tl.load(turn + 2 * i, mask=i < HALF, other=0.0)[None, :]
         sin = tl.load(turn + 2 * i + 1, mask=i < HALF, other=0.0)[None, :]
         a, b = a * cos - b * sin, a * sin + b * cos
+    if slot is None:
+        tl.debug_barrier()  # queries are written over themselves: every thread has read first
     tl.store(to + head * pitch + first[None, :], a, mask=here)
     tl.store(to + head * pitch + second[None, :], b, mask=here)
     if REST_BLOCK:
@@ -71,62 +77,32 @@ def _treat(
 
 @triton.jit
 def _rope_write(
-    qkv,
-    positions,
-    slots,
-    rope,
-    q_norm,
-    k_norm,
-    keys,
-    values,
-    eps,
-    Q_HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    D: tl.constexpr,
-    HALF: tl.constexpr,
-    HALF_BLOCK: tl.constexpr,
-    REST_BLOCK: tl.constexpr,
-    D_BLOCK: tl.constexpr,
-    HEADS: tl.constexpr,
-    PAGE: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
-    WIDE: tl.constexpr,
-):
-    """One row, and HEADS query heads or HEADS KV heads of it."""
+    qkv, narrow, positions, slots, rope, q_norm, k_norm, keys, values, eps,
+    Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, HALF_BLOCK: tl.constexpr,
+    REST_BLOCK: tl.constexpr, D_BLOCK: tl.constexpr, HEADS: tl.constexpr, PAGE: tl.constexpr, INTERLEAVED: tl.constexpr,
+    WIDE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """One row, and HEADS query heads or HEADS KV heads of it. narrow: `qkv`, seen as bf16."""
+    chain.begin(PDL)
     Q_BLOCKS: tl.constexpr = (Q_HEADS + HEADS - 1) // HEADS
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    queries = qkv + row * ((Q_HEADS + 2 * KV_HEADS) * D)
-    turn = rope
-    if rope is not None:
-        turn = rope + tl.load(positions + row).to(tl.int64) * (2 * HALF)
+    start = row * ((Q_HEADS + 2 * KV_HEADS) * D)
     if block < Q_BLOCKS:
         heads = block * HEADS + tl.arange(0, HEADS)
         _treat(
-            queries, queries, D, q_norm, turn, eps, heads, Q_HEADS, D, HALF, HALF_BLOCK, REST_BLOCK, INTERLEAVED, WIDE
-        )
+            qkv + start, narrow + 2 * start, 2 * D, None, positions + row, rope, q_norm, eps, heads,
+            Q_HEADS, D, HALF, HALF_BLOCK, REST_BLOCK, PAGE, INTERLEAVED, WIDE, PDL,
+        )  # fmt: skip
     else:
         heads = (block - Q_BLOCKS) * HEADS + tl.arange(0, HEADS)
+        source = qkv + start + Q_HEADS * D
+        _treat(
+            source, keys, PAGE * D, slots + row, positions + row, rope, k_norm, eps, heads,
+            KV_HEADS, D, HALF, HALF_BLOCK, REST_BLOCK, PAGE, INTERLEAVED, WIDE, PDL,
+        )  # fmt: skip
         slot = tl.load(slots + row)
         at = (slot // PAGE * (KV_HEADS * PAGE) + slot % PAGE) * D
-        source = queries + Q_HEADS * D
-        _treat(
-            source,
-            keys + at,
-            PAGE * D,
-            k_norm,
-            turn,
-            eps,
-            heads,
-            KV_HEADS,
-            D,
-            HALF,
-            HALF_BLOCK,
-            REST_BLOCK,
-            INTERLEAVED,
-            WIDE,
-        )
-        d = tl.arange(0, D_BLOCK)[None, :]
-        head = heads[:, None]
+        d, head = tl.arange(0, D_BLOCK)[None, :], heads[:, None]
         here = (head < KV_HEADS) & (d < D)
         value = tl.load(source + KV_HEADS * D + head * D + d, mask=here, other=0.0)
         tl.store(values + at + head * (PAGE * D) + d, value, mask=here)
@@ -151,9 +127,9 @@ def rope_write(
     norms: tuple[torch.Tensor, torch.Tensor] | None = None,
     eps: float = 0.0,
 ) -> None:
-    """Normalise and rotate the queries in place, and write keys, treated alike, and values to their slots, rounded to bf16.
+    """Normalise and rotate the queries in place, and write keys, treated alike, and values to their slots; all rounded to bf16.
 
-    Arguments as in `Ops.rope_write`; keys and values as made by `kv_cache`.
+    Queries are then found by `queries`. Arguments as in `Ops.rope_write`; keys and values as made by `kv_cache`.
     """
     kv_heads, dim = keys.shape[1], keys.shape[3]
     half = dim // 2 if rope is None else rope.shape[1]
@@ -164,26 +140,13 @@ def rope_write(
     q_norm, k_norm = (None, None) if norms is None else norms
     grid = (qkv.shape[0], triton.cdiv(q_heads, heads) + triton.cdiv(kv_heads, heads))
     _rope_write[grid](
-        qkv,
-        batch.positions,
-        batch.slots,
-        rope,
-        q_norm,
-        k_norm,
-        keys,
-        values,
-        eps,
-        q_heads,
-        kv_heads,
-        dim,
-        half,
-        half_block,
-        triton.next_power_of_2(rest) if rest else 0,
-        triton.next_power_of_2(dim),
-        heads,
-        BLOCK,
-        interleaved and rope is not None,
-        wide,
-        num_warps=8 if wide else 4,
-        enable_fp_fusion=False,
-    )
+        qkv, qkv.view(torch.bfloat16), batch.positions, batch.slots, rope, q_norm, k_norm, keys, values, eps,
+        q_heads, kv_heads, dim, half, half_block, triton.next_power_of_2(rest) if rest else 0, triton.next_power_of_2(dim),
+        heads, BLOCK, interleaved and rope is not None, wide,
+        num_warps=8 if wide else 4, enable_fp_fusion=False, **chain.options(qkv.device),
+    )  # fmt: skip
+
+
+def queries(qkv: torch.Tensor, q_heads: int, head_dim: int) -> torch.Tensor:
+    """The queries that `rope_write` left in qkv f32 [R, ...], as a bf16 view [R, q_heads, head_dim]."""
+    return qkv.view(torch.bfloat16)[:, : 2 * q_heads * head_dim].unflatten(1, (q_heads, 2 * head_dim))[..., :head_dim]

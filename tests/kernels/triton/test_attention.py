@@ -46,8 +46,8 @@ CASES = [
 ]
 
 
-def make(case: Case) -> tuple[torch.Tensor, Batch, torch.Tensor, torch.Tensor, list[np.ndarray]]:
-    """qkv of a step, its batch, pages in which only what came before is not NaN, and each row's (keys, values)."""
+def make(case: Case) -> tuple[torch.Tensor, torch.Tensor, Batch, torch.Tensor, torch.Tensor, list[torch.Tensor]]:
+    """qkv of a step, its queries, its batch, pages in which only what came before is not NaN, and each row's (keys, values)."""
     q_heads, kv_heads, dim = case.heads
     rng, pages = np.random.default_rng(1), -(-max(first + rows for first, rows in case.spans) // BLOCK) + 1
     tables = (rng.permutation(len(case.spans) * pages) + 1).reshape(len(case.spans), pages).astype(np.int32)
@@ -68,18 +68,20 @@ def make(case: Case) -> tuple[torch.Tensor, Batch, torch.Tensor, torch.Tensor, l
     order = rng.permutation(len(positions)) if case.shuffled else np.arange(len(positions))
     positions, table_of = positions[order].astype(np.int32), table_of[order].astype(np.int32)
     qkv = torch.from_numpy(rng.standard_normal((len(order), (q_heads + 2 * kv_heads) * dim)).astype(np.float32))
-    qkv = qkv.bfloat16().float()
+    plain = qkv[:, : q_heads * dim].view(-1, q_heads, dim).bfloat16()
+    rope.queries(qkv, q_heads, dim).copy_(plain)
     ints = [torch.from_numpy(x) for x in (positions, positions.astype(np.int64), table_of, tables)]
-    return qkv, Batch(ints[0], ints[0], *ints[1:], ints[0]), keys, values, history
+    return qkv, plain.float(), Batch(ints[0], ints[0], *ints[1:], ints[0]), keys, values, history
 
 
 @pytest.mark.parametrize("case", CASES, ids=repr)
 def test_rows_see_their_own_keys(case: Case) -> None:
     q_heads, kv_heads, dim = case.heads
-    qkv, batch, keys, values, history = make(case)
+    qkv, queries, batch, keys, values, history = make(case)
     rows, pages = qkv.shape[0], batch.tables.shape[1]
     temperature = (1 + torch.arange(1000) % 7 / 10) if case.temperature else None
     scratch = torch.full((attention.scratch_floats(rows, q_heads, kv_heads, dim, pages),), torch.nan)
+    scratch[: attention.COUNTERS] = 0
     out = torch.full((rows, q_heads * dim), torch.nan)
     attention.attention(
         qkv, batch, q_heads, dim**-0.5, keys, values, out, case.window, case.softcap, temperature, scratch
@@ -88,25 +90,24 @@ def test_rows_see_their_own_keys(case: Case) -> None:
         position = int(batch.positions[row])
         k, v = history[int(batch.table_of[row])][:, : position + 1]
         scale = dim**-0.5 * (float(temperature[position]) if temperature is not None else 1.0)
-        q = qkv[row, : q_heads * dim].view(q_heads, dim)
-        want = reference.attention(q, k, v, scale, case.window, case.softcap).reshape(-1)
+        want = reference.attention(queries[row], k, v, scale, case.window, case.softcap).reshape(-1)
         np.testing.assert_allclose(out[row].numpy(), want.numpy(), rtol=2e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize(
     ("rows", "heads", "pages", "wanted"),
     [
-        (1, (32, 8, 128), 512, attention.Plan(16, 4, 4, 1, 33, 3)),
-        (8, (32, 8, 128), 512, attention.Plan(32, 4, 8, 1, 32, 3)),
-        (64, (32, 8, 128), 512, attention.Plan(32, 4, 8, 1, 1, 3)),
-        (8192, (32, 8, 128), 512, attention.Plan(64, 4, 16, 1, 1, 2)),
-        (1, (9, 3, 64), 4, attention.Plan(16, 3, 5, 1, 1, 4)),
-        (20, (40, 1, 64), 512, attention.Plan(32, 32, 1, 2, 51, 4)),
+        (1, (32, 8, 128), 512, attention.Plan(64, 4, 16, 1, 132, False, 4, 3)),
+        (8, (32, 8, 128), 512, attention.Plan(64, 4, 16, 1, 132, True, 4, 3)),
+        (64, (32, 8, 128), 64, attention.Plan(64, 4, 16, 1, 132, False, 4, 3)),
+        (8192, (32, 8, 128), 512, attention.Plan(128, 4, 32, 1, 0, False, 8, 2)),
+        (1, (9, 3, 64), 4, attention.Plan(64, 3, 21, 1, 3, False, 4, 3)),
+        (20, (80, 1, 64), 512, attention.Plan(64, 64, 1, 2, 132, True, 4, 3)),
     ],
 )
 def test_plans(rows: int, heads: tuple[int, int, int], pages: int, wanted: attention.Plan) -> None:
     assert attention.plan(rows, *heads, pages) == wanted
-    assert wanted.heads * wanted.rows <= wanted.columns and wanted.heads * wanted.head_blocks >= heads[0] // heads[1]
+    assert wanted.heads * wanted.rows <= wanted.lines and wanted.heads * wanted.head_blocks >= heads[0] // heads[1]
 
 
 def test_scratch_is_bounded_over_all_steps() -> None:

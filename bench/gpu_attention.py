@@ -1,0 +1,298 @@
+"""Attention and rotation on a GPU: equal bits first, then time against the floors of memory and of the matrix unit.
+
+    PYTHONPATH=$PWD python bench/gpu_attention.py [--parts check,decode,prefill,short] [--tiles 64,128] [--json FILE]
+
+Needs torch and triton only. Times are medians of replays of a captured graph of launches over caches in turn, which together are larger
+than the L2 cache where bandwidth is the question.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from multiprocessing import get_context
+
+import torch
+
+from power_lab.kernels.ops import BLOCK, Batch
+from power_lab.kernels.triton import attention, rope
+
+DEVICE = "cuda"
+LARGE, SMOLLM2, QWEN, GEMMA = (32, 8, 128), (9, 3, 64), (16, 8, 128), (4, 1, 256)
+Heads = tuple[int, int, int]
+Row = tuple[int, int]  # sequence, position
+
+
+@dataclass(frozen=True)
+class Case:
+    """A step: `sequences` of `length` keys, the last `window` positions of each being its rows; layer: its sliding window."""
+
+    part: str
+    heads: Heads
+    sequences: int
+    window: int
+    length: int
+    layer: int = 0
+    cut: attention.Plan | None = None
+    tile: int = 0
+
+    @property
+    def rows(self) -> list[Row]:
+        return [(s, p) for s in range(self.sequences) for p in range(self.length - self.window, self.length)]
+
+    @property
+    def pages(self) -> int:
+        return -(-self.length // BLOCK)
+
+    @property
+    def plan(self) -> attention.Plan:
+        return self.cut or attention.plan(len(self.rows), *self.heads, self.pages)
+
+
+def choose(tile: int) -> None:
+    """Tiles of so many keys from here on, whatever the width; 0: as the package chooses."""
+    if tile:
+        attention.tile = lambda _: tile
+
+
+class Step:
+    """The tensors of a case, `copies` caches of it."""
+
+    def __init__(self, case: Case, copies: int, seed: int = 1) -> None:
+        q_heads, kv_heads, dim = case.heads
+        random = torch.Generator(DEVICE).manual_seed(seed)
+        total = case.sequences * case.pages
+        tables = (torch.randperm(total, device=DEVICE, generator=random).int() + 1).view(case.sequences, case.pages)
+        shape = (total + 1, kv_heads, BLOCK, dim)
+        self.caches = [[torch.empty(shape, device=DEVICE, dtype=torch.bfloat16) for _ in "kv"] for _ in range(copies)]
+        for cache in self.caches:
+            for part in cache:
+                part.normal_(generator=random)
+        sequence, position = torch.tensor(case.rows, dtype=torch.int32).to(DEVICE).T.contiguous()
+        slots = tables[sequence.long(), position.long() // BLOCK].long() * BLOCK + position % BLOCK
+        self.batch = Batch(sequence, position, slots, sequence, tables, sequence)
+        rows = len(case.rows)
+        self.qkv = torch.randn(rows, (q_heads + 2 * kv_heads) * dim, device=DEVICE, generator=random)
+        rope.queries(self.qkv, q_heads, dim).copy_(torch.randn(rows, q_heads, dim, device=DEVICE, generator=random))
+        self.out = torch.full((rows, q_heads * dim), torch.nan, device=DEVICE, dtype=torch.bfloat16)
+        need = attention.scratch_floats(rows, q_heads, kv_heads, dim, case.pages) + (1 << 16)
+        self.scratch = torch.full((need,), torch.nan, device=DEVICE)
+        self.scratch[: attention.COUNTERS] = 0
+        self.case = case
+
+    def attend(self, copy: int = 0) -> torch.Tensor:
+        (q_heads, _, dim), case, (keys, values) = self.case.heads, self.case, self.caches[copy % len(self.caches)]
+        attention.attention(
+            self.qkv, self.batch, q_heads, dim**-0.5, keys, values, self.out, case.layer, 0.0, None, self.scratch, case.cut
+        )  # fmt: skip
+        return self.out
+
+
+def seconds(call: Callable[[int], object], times: int, replays: int = 9) -> float:
+    """Of one of `times` calls in a captured graph: median of `replays`."""
+    call(0)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for i in range(times):
+            call(i)
+    graph.replay()
+    taken = []
+    for _ in range(replays):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        taken.append(begin.elapsed_time(end) / 1e3 / times)
+    return statistics.median(taken)
+
+
+def copy_rate() -> float:
+    """Bytes read and written a second by a copy."""
+    source, target = (torch.empty(2**30, device=DEVICE, dtype=torch.bfloat16) for _ in range(2))
+    source.normal_()
+    return 2 * source.nbytes / seconds(lambda _: target.copy_(source), 4)
+
+
+# --- equal bits -------------------------------------------------------------------------------------------------------------------------
+
+
+def check(tile: int) -> Iterator[str]:
+    """One sequence in one prefill; then in plans of other shapes, in windows and alone: bits must be equal."""
+    choose(tile)
+    for heads in (LARGE, SMOLLM2, GEMMA):
+        for layer in (0, 300):
+            yield f"tile {tile} {heads} window {layer}: " + ", ".join(_check(heads, layer))
+
+
+def _check(heads: Heads, layer: int) -> Iterator[str]:
+    (q_heads, kv_heads, dim), length = heads, 1000
+    step = Step(Case("check", heads, 1, length, length, layer), 1)
+    pages = step.batch.tables[0].long()
+    for part in step.caches[0]:
+        part[0] = torch.nan
+        part[pages[-1], :, length % BLOCK :] = torch.nan
+    whole = step.attend().clone()
+    k, v = (x[pages].transpose(1, 2).flatten(0, 1)[:length].float() for x in step.caches[0])
+    k, v = (x.repeat_interleave(q_heads // kv_heads, 1).transpose(0, 1) for x in (k, v))
+    at = torch.arange(length, device=DEVICE)
+    seen = at[None, :] <= at[:, None]
+    if layer:
+        seen &= at[None, :] > at[:, None] - layer
+    q = rope.queries(step.qkv, q_heads, dim).transpose(0, 1).double()
+    scores = (q @ k.double().transpose(1, 2) * dim**-0.5).masked_fill(~seen, -torch.inf)
+    want = (scores.softmax(-1) @ v.double()).transpose(0, 1).flatten(1)
+    yield f"error {float((whole.double() - want).norm() / want.norm()):.1e}"
+    group = q_heads // kv_heads
+    others = [(64, 4), (128, 8), (128, 4)] if dim <= 128 else [(64, 4)]
+    for lines, warps in others:
+        cut = replace(step.case.plan, lines=lines, rows=lines // group, warps=warps)
+        step.case = replace(step.case, cut=cut)
+        step.out.fill_(torch.nan)
+        yield f"{lines}/{warps} {_same(step.attend(), whole)}"
+    for window, at_once, apart in ((1, 1, False), (1, 1, True), (8, 8, False), (16, 16, True), (16, 61, False)):
+        wrong = 0
+        for first in (0, 60, 250, 255, 256, 511, 700, length - at_once):
+            rows = range(first, first + at_once)
+            part = Step(Case("check", heads, 1, at_once, length, layer), 0)
+            base = attention.plan(len(rows), *heads, step.case.pages)
+            part.case = replace(part.case, cut=replace(base, apart=apart))
+            index = torch.tensor(list(rows), dtype=torch.int32, device=DEVICE)
+            part.caches, zero = step.caches, torch.zeros_like(index)
+            part.batch = replace(part.batch, positions=index, table_of=zero, tables=step.batch.tables)
+            part.qkv = step.qkv[first : first + at_once].contiguous()
+            wrong += _same(part.attend(), whole[first : first + at_once]) != "equal"
+            wrong += int(part.scratch[: attention.COUNTERS].view(torch.int32).any())
+        yield f"{window}x{at_once}{' apart' if apart else ''} {'equal' if not wrong else f'{wrong} DIFFER'}"
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> str:
+    if a.isnan().any():
+        return "NAN"
+    wrong = (a.view(torch.int16) != b.view(torch.int16)).any(1)
+    return "equal" if not wrong.any() else f"{int(wrong.sum())} DIFFER"
+
+
+# --- time -------------------------------------------------------------------------------------------------------------------------------
+
+
+def cases(parts: Sequence[str], tiles: Sequence[int]) -> list[Case]:
+    found = []
+    for tile in tiles:
+        choose(tile)
+        if "prefill" in parts:
+            for heads in (LARGE, SMOLLM2, GEMMA):
+                base = Case("prefill", heads, 1, 8192, 8192, tile=tile)
+                group, wide = heads[0] // heads[1], heads[2] > 128
+                for lines, warps, stages in ((64, 4, 2), (64, 4, 3), *(() if wide else ((128, 8, 2), (128, 8, 3), (128, 4, 2)))):
+                    cut = replace(base.plan, lines=lines, rows=lines // group, warps=warps, stages=stages)
+                    found.append(replace(base, cut=cut))
+        if "decode" in parts:
+            for sequences, window, length in ((1, 1, 32768), (8, 1, 32768), (1, 8, 32768), (1, 16, 4096), (64, 1, 1024), (64, 1, 200)):
+                base = Case("decode", LARGE, sequences, window, length, tile=tile)
+                for programs in (132, 264):
+                    for stages in (2, 3):
+                        found.append(replace(base, cut=replace(base.plan, programs=programs, stages=stages)))
+        if "short" in parts:
+            for heads, layer in ((SMOLLM2, 0), (QWEN, 0), (GEMMA, 512)):
+                for length in (128, 512, 1024):
+                    found.append(Case("short", heads, 1, 1, length, layer, tile=tile))
+                found.append(Case("short", heads, 1, 8, 1024, layer, tile=tile))
+    return found
+
+
+def measure(case: Case, copy: float) -> dict[str, object]:
+    """One record of the table."""
+    choose(case.tile)
+    q_heads, kv_heads, dim = case.heads
+    read = 4 * case.sequences * case.length * kv_heads * dim
+    copies = 1 if case.part == "prefill" else max(2, min(24, int(2e8 // read)))
+    record: dict[str, object] = {**asdict(case), "cut": asdict(case.plan)}
+    try:
+        step = Step(case, copies)
+        taken = seconds(step.attend, 2 if case.part == "prefill" else max(20, copies))
+    except Exception as error:  # too much shared memory for this plan, mostly: the record says so
+        return record | {"error": f"{type(error).__name__}: {error}"[:200]}
+    record |= {"us": round(1e6 * taken, 2)}
+    if case.part == "prefill":
+        return record | {"tflops": round(2 * q_heads * dim * case.length**2 / taken / 1e12, 1)}
+    return record | {"of_copy": round(read / taken / copy, 3)}
+
+
+def line(record: dict[str, object]) -> str:
+    cut, tile = record["cut"], record["tile"]
+    assert isinstance(cut, dict)
+    what = f"{record['part']} {record['heads']} {record['sequences']}x{record['window']}@{record['length']}"
+    how = f"tile {tile} lines {cut['lines']} warps {cut['warps']} stages {cut['stages']} programs {cut['programs']} apart {int(cut['apart'])}"
+    result = {name: record[name] for name in ("us", "tflops", "of_copy", "error") if name in record}
+    return f"{what:38} {how:62} " + " ".join(f"{k} {v}" for k, v in result.items())
+
+
+def chain_times() -> Iterator[str]:
+    """Rotation and attention as a layer calls them, in a chain, at batch 1."""
+    for heads, layer in ((SMOLLM2, 0), (QWEN, 0), (GEMMA, 512), (LARGE, 0)):
+        for length in (128, 1024):
+            step = Step(Case("short", heads, 1, 1, length, layer), 4)
+            norms = tuple(torch.ones(heads[2], device=DEVICE) for _ in range(2))
+            table = torch.randn(length, heads[2] // 2, 2, device=DEVICE)
+
+            def write(i: int, step: Step = step, heads: Heads = heads, table: torch.Tensor = table, norms=norms) -> None:
+                keys, values = step.caches[i % 4]
+                rope.rope_write(step.qkv, step.batch, table, False, heads[0], keys, values, norms, 1e-6)
+
+            def both(i: int, write: Callable[[int], None] = write, step: Step = step) -> None:
+                write(i)
+                step.attend(i)
+
+            times = [1e6 * seconds(call, 40) for call in (write, step.attend, both)]
+            yield f"chain {heads} @{length}: rope {times[0]:.2f} us, attention {times[1]:.2f} us, both {times[2]:.2f} us"
+
+
+def compile_one(case: Case) -> None:
+    """Run a case's launch on next to nothing, so that its kernels are in Triton's cache."""
+    choose(case.tile)
+    try:
+        Step(replace(case, length=case.window, sequences=case.sequences, cut=case.plan), 1).attend()
+        torch.cuda.synchronize()
+    except Exception as error:
+        print("compile", case, repr(error)[:100])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--parts", default="check,prefill,decode,short,chain")
+    parser.add_argument("--tiles", default="0")
+    parser.add_argument("--json")
+    options = parser.parse_args()
+    parts, tiles = options.parts.split(","), [int(t) for t in options.tiles.split(",")]
+    began = time.time()
+    wanted = cases(parts, tiles)
+    with ProcessPoolExecutor(14, mp_context=get_context("spawn")) as pool:
+        list(pool.map(compile_one, wanted))
+    print(f"compiled {len(wanted)} plans: {time.time() - began:.0f} s", flush=True)
+    lines = [text for tile in tiles for text in check(tile)] if "check" in parts else []
+    print(*lines, f"checked: {time.time() - began:.0f} s", sep="\n", flush=True)
+    copy = copy_rate()
+    print(f"copy {copy / 1e12:.2f}e12 B/s", flush=True)
+    records = []
+    for case in wanted:
+        records.append(measure(case, copy))
+        print(line(records[-1]), flush=True)
+    if "chain" in parts:
+        for text in chain_times():
+            lines.append(text)
+            print(text, flush=True)
+    print(f"{time.time() - began:.0f} s")
+    if options.json:
+        with open(options.json, "w") as file:
+            json.dump({"gpu": torch.cuda.get_device_name(), "copy": copy, "records": records, "notes": lines}, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()
