@@ -7,7 +7,7 @@ on the dummy page and is thrown away. The registry counts all of it, so that no 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from itertools import count, pairwise, takewhile
 from typing import Literal
@@ -192,7 +192,7 @@ class _Counts:
 
 
 class Registry:
-    """Counts what steps asked for and how they ran. The engine's thread writes; readers take snapshots.
+    """Counts what steps asked for and how they ran. The engine's thread writes; snapshots may be taken on any, and may miss half a step.
 
     Args:
         window: steps that the hit rate looks back on.
@@ -202,7 +202,7 @@ class Registry:
 
     def __init__(self, window: int = 1024, recent: int = 1024, lines: int = 4096) -> None:
         self._lines = lines
-        self._shapes: OrderedDict[Shape, _Counts] = OrderedDict()  # least recently used first
+        self._shapes: dict[Shape, _Counts] = {}
         self._others = _Counts()
         self._demand: Counter[Shape] = Counter()
         self._recent: deque[Shape] = deque(maxlen=recent)
@@ -287,16 +287,20 @@ class Registry:
         return counts
 
     def _line(self, shape: Shape) -> _Counts:
-        """The counts of a shape, as the most recently used; without room, the least recently used one without a graph makes some."""
         counts = self._shapes.get(shape)
-        if counts is not None:
-            self._shapes.move_to_end(shape)
-            return counts
-        if len(self._shapes) >= self._lines:
-            oldest = next((old for old, line in self._shapes.items() if not line.held), None)
-            if oldest is not None:  # graphs are bounded by their budget, not here
-                self._others.absorb(self._shapes.pop(oldest))
-        return self._shapes.setdefault(shape, _Counts())
+        if counts is None:
+            if len(self._shapes) >= self._lines:
+                self._forget()
+            counts = self._shapes[shape] = _Counts()
+        return counts
+
+    def _forget(self) -> None:
+        """Count half of the shapes without a graph, those that were not used for longest, with the others. A budget bounds the graphs."""
+        idle = sorted(
+            ((line.last_step, shape) for shape, line in self._shapes.items() if not line.held), key=lambda old: old[0]
+        )
+        for _, shape in idle[: (len(idle) + 1) // 2]:
+            self._others.absorb(self._shapes.pop(shape))
 
 
 def _tally(counter: Counter[str], reason: str, steps: int) -> None:
