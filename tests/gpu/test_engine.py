@@ -1,4 +1,4 @@
-"""The whole engine on the GPU: every family beside the CPU's arithmetic, and the promise over all pairs of its axes."""
+"""The whole engine on the GPU: every family and storage type beside the CPU's arithmetic, in chunks of several sizes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from power_lab.kernels.ops import Ops
 from power_lab.kernels.quants import QuantType
 from power_lab.kernels.table import select
 from tests import tiny
-from tests.engine.test_exactness import test_outputs_and_logits_are_the_same_bits  # noqa: F401  runs with our `numba_ops`
 from tests.engine.test_reference import logits_of
 
 TOKENS = np.random.default_rng(0).integers(0, 256, 300).tolist()
