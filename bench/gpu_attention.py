@@ -123,53 +123,63 @@ def copy_rate() -> float:
 # --- equal bits -------------------------------------------------------------------------------------------------------------------------
 
 
-def check(tile: int) -> Iterator[str]:
-    """One sequence in one prefill; then in plans of other shapes, in windows and alone: bits must be equal."""
-    choose(tile)
-    for heads in (LARGE, SMOLLM2, GEMMA):
-        for layer in (0, 300):
-            yield f"tile {tile} {heads} window {layer}: " + ", ".join(_check(heads, layer))
+LENGTH = 1000  # keys of the checked sequence
 
 
-def _check(heads: Heads, layer: int) -> Iterator[str]:
-    (q_heads, kv_heads, dim), length = heads, 1000
-    step = Step(Case("check", heads, 1, length, length, layer), 1)
+def checked(tiles: Sequence[int]) -> list[list[Case]]:
+    """For each kind of layer: one prefill, then the same rows in plans of other shapes, in windows and alone."""
+    found = []
+    for heads, layer, tile in ((LARGE, 0, 64), (LARGE, 0, 128), (SMOLLM2, 300, 128), (GEMMA, 300, 64)):
+        if tile not in tiles and 0 not in tiles:
+            continue
+        group, pages = heads[0] // heads[1], -(-LENGTH // BLOCK)
+        choose(tile)
+        whole = Case("check", heads, 1, LENGTH, LENGTH, layer, attention.plan(LENGTH, *heads, pages), tile)
+        others = [replace(whole.plan, lines=64, rows=64 // group, warps=4)]
+        if heads == LARGE:
+            others.append(replace(whole.plan, warps=4))
+        group_cases = [whole, *(replace(whole, cut=cut) for cut in others)]
+        for rows, apart in ((1, False), (16, True), (61, False)):
+            cut = replace(attention.plan(rows, *heads, pages), apart=apart, stages=2)
+            group_cases.append(replace(whole, window=rows, cut=cut))
+        found.append(group_cases)
+    return found
+
+
+def check(group: Sequence[Case]) -> Iterator[str]:
+    """Bits must be those of the first case, whose values are compared with f64."""
+    case = group[0]
+    choose(case.tile)
+    (q_heads, kv_heads, dim), layer = case.heads, case.layer
+    step = Step(case, 1)
     pages = step.batch.tables[0].long()
     for part in step.caches[0]:
         part[0] = torch.nan
-        part[pages[-1], :, length % BLOCK :] = torch.nan
+        part[pages[-1], :, LENGTH % BLOCK :] = torch.nan
     whole = step.attend().clone()
-    k, v = (x[pages].transpose(1, 2).flatten(0, 1)[:length].float() for x in step.caches[0])
+    k, v = (x[pages].transpose(1, 2).flatten(0, 1)[:LENGTH].double() for x in step.caches[0])
     k, v = (x.repeat_interleave(q_heads // kv_heads, 1).transpose(0, 1) for x in (k, v))
-    at = torch.arange(length, device=DEVICE)
+    at = torch.arange(LENGTH, device=DEVICE)
     seen = at[None, :] <= at[:, None]
     if layer:
         seen &= at[None, :] > at[:, None] - layer
     q = rope.queries(step.qkv, q_heads, dim).transpose(0, 1).double()
-    scores = (q @ k.double().transpose(1, 2) * dim**-0.5).masked_fill(~seen, -torch.inf)
-    want = (scores.softmax(-1) @ v.double()).transpose(0, 1).flatten(1)
-    yield f"error {float((whole.double() - want).norm() / want.norm()):.1e}"
-    group = q_heads // kv_heads
-    others = [(64, 4), (128, 8), (128, 4)] if dim <= 128 else [(64, 4)]
-    for lines, warps in others:
-        cut = replace(step.case.plan, lines=lines, rows=lines // group, warps=warps)
-        step.case = replace(step.case, cut=cut)
-        step.out.fill_(torch.nan)
-        yield f"{lines}/{warps} {_same(step.attend(), whole)}"
-    for window, at_once, apart in ((1, 1, False), (1, 1, True), (8, 8, False), (16, 16, True), (16, 61, False)):
-        wrong = 0
-        for first in (0, 60, 250, 255, 256, 511, 700, length - at_once):
-            rows = range(first, first + at_once)
-            part = Step(Case("check", heads, 1, at_once, length, layer), 0)
-            base = attention.plan(len(rows), *heads, step.case.pages)
-            part.case = replace(part.case, cut=replace(base, apart=apart))
-            index = torch.tensor(list(rows), dtype=torch.int32, device=DEVICE)
-            part.caches, zero = step.caches, torch.zeros_like(index)
-            part.batch = replace(part.batch, positions=index, table_of=zero, tables=step.batch.tables)
-            part.qkv = step.qkv[first : first + at_once].contiguous()
-            wrong += _same(part.attend(), whole[first : first + at_once]) != "equal"
-            wrong += int(part.scratch[: attention.COUNTERS].view(torch.int32).any())
-        yield f"{window}x{at_once}{' apart' if apart else ''} {'equal' if not wrong else f'{wrong} DIFFER'}"
+    weights = (q @ k.transpose(1, 2) * dim**-0.5).masked_fill(~seen, -torch.inf).softmax(-1)
+    want = (weights @ v).transpose(0, 1).flatten(1)
+    yield f"check {case.heads} tile {case.tile} window {layer}: error {float((whole.double() - want).norm() / want.norm()):.1e}"
+    for other in group[1:]:
+        results = []
+        for first in {LENGTH - other.window, *((0, 60, 250, 255, 256, 511, 700) if other.window < 100 else ())}:
+            part, rows = Step(other, 0), slice(first, first + other.window)
+            index = torch.arange(LENGTH, dtype=torch.int32, device=DEVICE)[rows].contiguous()
+            part.caches = step.caches
+            part.batch = replace(part.batch, positions=index, table_of=torch.zeros_like(index), tables=step.batch.tables)
+            part.qkv = step.qkv[rows].contiguous()
+            results.append(_same(part.attend(), whole[rows]))
+            if part.scratch[: attention.COUNTERS].view(torch.int32).any():
+                results.append("COUNTERS")
+        cut = other.plan
+        yield f"  {other.window} rows, {cut.lines} lines, {cut.warps} warps, apart {int(cut.apart)}: {' '.join(sorted(set(results)))}"
 
 
 def _same(a: torch.Tensor, b: torch.Tensor) -> str:
@@ -188,22 +198,23 @@ def cases(parts: Sequence[str], tiles: Sequence[int]) -> list[Case]:
         choose(tile)
         if "prefill" in parts:
             for heads in (LARGE, SMOLLM2, GEMMA):
+                if heads == GEMMA and tile == 128:
+                    continue
                 base = Case("prefill", heads, 1, 8192, 8192, tile=tile)
-                group, wide = heads[0] // heads[1], heads[2] > 128
-                for lines, warps, stages in ((64, 4, 2), (64, 4, 3), *(() if wide else ((128, 8, 2), (128, 8, 3), (128, 4, 2)))):
-                    cut = replace(base.plan, lines=lines, rows=lines // group, warps=warps, stages=stages)
-                    found.append(replace(base, cut=cut))
+                group = heads[0] // heads[1]
+                shapes = [(64, 4, 2)] if heads == GEMMA else [(64, 4, 2), (128, 8, 2), *([(128, 8, 3)] if tile == 64 else [])]
+                for lines, warps, stages in shapes:
+                    found.append(replace(base, cut=replace(base.plan, lines=lines, rows=lines // group, warps=warps, stages=stages)))
         if "decode" in parts:
             for sequences, window, length in ((1, 1, 32768), (8, 1, 32768), (1, 8, 32768), (1, 16, 4096), (64, 1, 1024), (64, 1, 200)):
                 base = Case("decode", LARGE, sequences, window, length, tile=tile)
-                for programs in (132, 264):
-                    for stages in (2, 3):
-                        found.append(replace(base, cut=replace(base.plan, programs=programs, stages=stages)))
+                for programs, stages in ((264, 2), (132, 3)) if tile == 64 else ((132, 2),):
+                    found.append(replace(base, cut=replace(base.plan, programs=programs, stages=stages)))
         if "short" in parts:
-            for heads, layer in ((SMOLLM2, 0), (QWEN, 0), (GEMMA, 512)):
-                for length in (128, 512, 1024):
-                    found.append(Case("short", heads, 1, 1, length, layer, tile=tile))
-                found.append(Case("short", heads, 1, 8, 1024, layer, tile=tile))
+            for heads, layer in ((SMOLLM2, 0), (QWEN, 0), *([] if tile == 128 else [(GEMMA, 512)])):
+                for window, length in ((1, 128), (1, 512), (1, 1024), (8, 1024)):
+                    base = Case("short", heads, 1, window, length, layer, tile=tile)
+                    found.append(replace(base, cut=replace(base.plan, stages=2)))
     return found
 
 
@@ -258,7 +269,7 @@ def compile_one(case: Case) -> None:
     """Run a case's launch on next to nothing, so that its kernels are in Triton's cache."""
     choose(case.tile)
     try:
-        Step(replace(case, length=case.window, sequences=case.sequences, cut=case.plan), 1).attend()
+        Step(replace(case, length=case.window, cut=case.plan), 1).attend()
         torch.cuda.synchronize()
     except Exception as error:
         print("compile", case, repr(error)[:100])
@@ -273,11 +284,17 @@ def main() -> None:
     parts, tiles = options.parts.split(","), [int(t) for t in options.tiles.split(",")]
     began = time.time()
     wanted = cases(parts, tiles)
-    with ProcessPoolExecutor(14, mp_context=get_context("spawn")) as pool:
-        list(pool.map(compile_one, wanted))
-    print(f"compiled {len(wanted)} plans: {time.time() - began:.0f} s", flush=True)
-    lines = [text for tile in tiles for text in check(tile)] if "check" in parts else []
-    print(*lines, f"checked: {time.time() - began:.0f} s", sep="\n", flush=True)
+    groups = checked(tiles) if "check" in parts else []
+    variants = {(c.heads, c.layer > 0, replace(c.plan, programs=min(c.plan.programs, 1)), c.tile, len(c.rows)): c for c in wanted}
+    with ProcessPoolExecutor(15, mp_context=get_context("spawn")) as pool:
+        list(pool.map(compile_one, [*(c for group in groups for c in group), *variants.values()]))
+    print(f"compiled {len(variants)} plans: {time.time() - began:.0f} s", flush=True)
+    lines = []
+    for group in groups:
+        for text in check(group):
+            lines.append(text)
+            print(text, flush=True)
+    print(f"checked: {time.time() - began:.0f} s", flush=True)
     copy = copy_rate()
     print(f"copy {copy / 1e12:.2f}e12 B/s", flush=True)
     records = []

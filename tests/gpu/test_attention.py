@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
-from triton.runtime.errors import OutOfResources
 
 from power_lab.kernels import reference
 from power_lab.kernels.ops import BLOCK, Batch
@@ -96,12 +94,14 @@ class Bench:
         rope.rope_write(qkv, batch, self.rope, False, q_heads, self.keys, self.values, self.norms, EPS)
         need = attention.scratch_floats(len(rows), q_heads, kv_heads, dim, PAGES)
         scratch = torch.full((need,), torch.nan, device=DEVICE)
+        scratch[: attention.COUNTERS] = 0
         out = torch.full((len(rows) + 1, q_heads * dim), torch.nan, device=DEVICE, dtype=torch.bfloat16)
         attention.attention(
             qkv, batch, q_heads, dim**-0.5, self.keys, self.values, out[:-1], layer.window, layer.softcap,
             self.temperature, scratch,
         )  # fmt: skip
         assert out[-1].isnan().all(), "written behind the end"
+        assert not scratch[: attention.COUNTERS].view(torch.int32).any(), "counters are left at 0"
         return qkv, out[:-1]
 
     def run(self, steps: Iterable[Sequence[Row]], seed: int) -> list[torch.Tensor]:
@@ -145,8 +145,8 @@ def test_values(layer: Layer) -> None:
         turned = torch.cat(parts, dim=1)
     if bench.rope is not None:
         turned = reference.rope(turned, bench.rope.double(), False)
-    q = qkv.view(TOKENS, -1, dim)[:, :q_heads]
-    torch.testing.assert_close(q.double(), turned[:, :q_heads], rtol=1e-5, atol=1e-5)
+    q = rope.queries(qkv, q_heads, dim)
+    torch.testing.assert_close(q.double(), turned[:, :q_heads], rtol=2**-8, atol=1e-5)
     pages = bench.tables[0, : -(-TOKENS // BLOCK)].long()
     k, v = (x[pages].transpose(1, 2).flatten(0, 1)[:TOKENS] for x in (bench.keys, bench.values))
     torch.testing.assert_close(k.double(), turned[:, q_heads:], rtol=2**-8, atol=1e-5)
@@ -155,7 +155,7 @@ def test_values(layer: Layer) -> None:
     assert behind.isnan().all() and bench.keys[0].isnan().all() and bench.values[0].isnan().all(), "written elsewhere"
 
     scores = (
-        torch.einsum("qhd,khd->hqk", q.bfloat16().double(), k.double().repeat_interleave(q_heads // kv_heads, 1))
+        torch.einsum("qhd,khd->hqk", q.double(), k.double().repeat_interleave(q_heads // kv_heads, 1))
         * dim**-0.5
     )
     if bench.temperature is not None:
@@ -215,6 +215,7 @@ def test_a_captured_step_serves_other_batches_of_its_shape() -> None:
         scratch = torch.full(
             (attention.scratch_floats(len(first), q_heads, kv_heads, dim, PAGES),), torch.nan, device=DEVICE
         )
+        scratch[: attention.COUNTERS] = 0
         still, out = (
             bench.batch(first),
             torch.full((len(first), q_heads * dim), torch.nan, device=DEVICE, dtype=torch.bfloat16),
@@ -272,104 +273,3 @@ def test_softcap() -> None:
     want = reference.softcap(x, 30.0)
     norm.softcap(x, 30.0)
     torch.testing.assert_close(x.double(), want, rtol=3e-6, atol=6e-6)
-
-
-def seconds(call: Callable[[int], None], times: int) -> float:
-    """Of one of `times` calls in a captured graph, the median of 7 replays."""
-    call(0)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for i in range(times):
-            call(i)
-    graph.replay()
-    results = []
-    for _ in range(7):
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        graph.replay()
-        torch.cuda.synchronize()
-        results.append((time.perf_counter() - began) / times)
-    return sorted(results)[3]
-
-
-def measure(heads: tuple[int, int, int], rows: Sequence[Row], length: int, cut: attention.Plan, copies: int) -> float:
-    """Seconds of one call on `copies` caches in turn, so that none stays in the cache of the device."""
-    (q_heads, kv_heads, dim), pages = heads, -(-length // BLOCK)
-    sequences = max(s for s, _ in rows) + 1
-    tables = (torch.randperm(sequences * pages).int() + 1).view(sequences, pages).to(DEVICE)
-    caches = [
-        [torch.randn(sequences * pages + 1, kv_heads, BLOCK, dim, device=DEVICE).bfloat16() for _ in "kv"]
-        for _ in range(copies)
-    ]
-    sequence, position = torch.tensor(rows, dtype=torch.int32).to(DEVICE).T.contiguous()
-    batch = Batch(sequence, position, position.long(), sequence, tables, sequence)
-    qkv = torch.randn(len(rows), (q_heads + 2 * kv_heads) * dim, device=DEVICE)
-    out = torch.empty(len(rows), q_heads * dim, device=DEVICE, dtype=torch.bfloat16)
-    scratch = torch.empty(attention.scratch_floats(len(rows), *heads, pages) + 2**20, device=DEVICE)
-
-    def call(i: int) -> None:
-        keys, values = caches[i % copies]
-        attention.attention(qkv, batch, q_heads, dim**-0.5, keys, values, out, 0, 0.0, None, scratch, cut)
-
-    return seconds(call, 4 * copies)
-
-
-@pytest.mark.timeout(600)
-def test_speed_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    """Not a test of speed, which belongs to the bench: it shows what plans cost, and that each runs."""
-    source, target = (torch.empty(2**30, device=DEVICE, dtype=torch.bfloat16) for _ in range(2))
-    copy = _copy_rate(source, target)
-    del source, target
-    lines = [f"copy: {copy / 1e12:.2f}e12 B/s"]
-    for heads in (LARGE, SMOLLM2, GEMMA):
-        for count, length in ((1, 32768), (8, 32768), (16, 4096), (64, 1024)):
-            for window in (1, 8) if count == 1 else (1,):
-                rows = [(s, p) for s in range(count) for p in range(length - window, length)]
-                planned = attention.plan(len(rows), *heads, length // BLOCK)
-                for cut in dict.fromkeys([planned, *(replace(planned, stages=stages) for stages in (2, 3, 4))]):
-                    lines.append(_decode(heads, rows, count, length, cut, copy, "*" if cut == planned else " "))
-        length, (q_heads, _, dim) = 8192, heads
-        rows, planned = [(0, p) for p in range(length)], attention.plan(length, *heads, length // BLOCK)
-        for columns in (32, 64, 128) if dim <= 64 else (32, 64):
-            for stages in (2, 3):
-                together = min(planned.heads, columns)
-                cut = replace(planned, columns=columns, heads=together, rows=columns // together, stages=stages)
-                try:
-                    taken = measure(heads, rows, length, cut, 1)
-                except OutOfResources as error:  # too much shared memory for this plan
-                    lines.append(f"  prefill {heads} {length}: {columns}x{stages}: {type(error).__name__}")
-                    continue
-                rate = 2 * q_heads * dim * length * length / taken / 1e12
-                mark = "*" if cut == planned else " "
-                lines.append(
-                    f"{mark} prefill {heads} {length}: {columns}x{stages}: {rate:.0f} TFLOP/s, {1e3 * taken:.2f} ms"
-                )
-    with capsys.disabled():
-        print("", *lines, sep="\n")
-    assert len(lines) > 3
-
-
-def _copy_rate(source: torch.Tensor, target: torch.Tensor) -> float:
-    def call(_: int) -> None:
-        target.copy_(source)
-
-    return 2 * source.nbytes / seconds(call, 4)
-
-
-def _decode(
-    heads: tuple[int, int, int],
-    rows: Sequence[Row],
-    count: int,
-    length: int,
-    cut: attention.Plan,
-    copy: float,
-    mark: str,
-) -> str:
-    what = f"decode {heads} {count} x {len(rows) // count} row(s) at {length}: {cut.columns}x{cut.stages}, {cut.programs} programs"
-    read = 4 * count * length * heads[1] * heads[2]
-    try:
-        taken = measure(heads, rows, length, cut, max(2, int(2e8 // read)))
-    except OutOfResources as error:  # too much shared memory for this plan
-        return f"  {what}: {type(error).__name__}"
-    return f"{mark} {what}: {1e6 * taken:.1f} us, {read / taken / copy:.2f} of copy"

@@ -1,6 +1,6 @@
-"""Compiles norms, rotation and attention for sm_90, without a GPU. Fails where decode spills registers or a launch exceeds shared memory.
+"""Compiles rotation and attention for sm_90, without a GPU. Fails where decode spills registers or a launch exceeds shared memory.
 
-Run by test_attention; with arguments, `compile_attention.py ROWS Q_HEADS KV_HEADS HEAD_DIM [COLUMNS STAGES]`, it prints one variant's
+Run by test_attention; with arguments, `compile_attention.py ROWS Q_HEADS KV_HEADS HEAD_DIM [LINES WARPS STAGES]`, it prints one variant's
 resources.
 """
 
@@ -14,22 +14,22 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel
 
 from power_lab.kernels.ops import BLOCK, SPLIT
-from power_lab.kernels.triton import attention, norm, rope
+from power_lab.kernels.triton import attention, rope
+from power_lab.kernels.triton.attend import attend_few, attend_many, combine, list_groups
 from power_lab.kernels.triton.attention import Plan
 from tests.kernels.triton.cubin import resources
 
 SHARED = 232448  # bytes of a block on sm_90
+STACK = 128  # bytes of spilled registers that are put up with
 PAGES = 512
 POINTERS = {
-    **dict.fromkeys(("positions", "table_of", "tables", "groups"), "*i32"),
-    **dict.fromkeys(
-        ("qkv", "stats", "parts", "temperature", "rope", "q_norm", "k_norm", "x", "delta", "post", "weight"), "*fp32"
-    ),
-    **dict.fromkeys(("keys", "values", "out"), "*bf16"),
+    **dict.fromkeys(("positions", "table_of", "tables", "groups", "counters"), "*i32"),
+    **dict.fromkeys(("qkv", "stats", "parts", "temperature", "rope", "q_norm", "k_norm"), "*fp32"),
+    **dict.fromkeys(("queries", "narrow", "keys", "values", "out"), "*bf16"),
     "slots": "*i64",
 }
 SCALARS = {
-    **dict.fromkeys(("rows", "pages", "splits", "window", "count"), "i32"),
+    **dict.fromkeys(("rows", "pages", "splits", "window"), "i32"),
     **dict.fromkeys(("scale", "cap", "eps"), "fp32"),
 }
 HEADS = [(9, 3, 64), (4, 1, 256), (32, 8, 128), (6, 2, 80), (4, 2, 16), (40, 1, 64)]
@@ -44,50 +44,55 @@ def build(fn: triton.JITFunction, constants: dict[str, object], **options: int) 
 
 
 def attend(
-    cut: Plan, heads: tuple[int, int, int], listed: bool, window: bool, capped: bool, heated: bool
+    cut: Plan, heads: tuple[int, int, int], rows: int, window: bool = False, capped: bool = False, heated: bool = False
 ) -> CompiledKernel:
     q_heads, kv_heads, dim = heads
+    tile = attention.tile(dim)
     constants: dict[str, object] = {
-        "Q_HEADS": q_heads, "KV_HEADS": kv_heads, "D": dim, "WIDTH": attention._width(dim), "PAGE": BLOCK, "TILES": SPLIT // BLOCK,
-        "COLUMNS": cut.columns, "HEADS": cut.heads, "ROWS": cut.rows, "HEAD_BLOCKS": cut.head_blocks,
-        "WINDOWED": window, "CAPPED": capped, "SHARED": cut.programs > 1, "INTERPRET": False,
+        "Q_HEADS": q_heads, "KV_HEADS": kv_heads, "D": dim, "WIDTH": attention._width(dim), "PAGE": BLOCK, "TILE": tile, "TILES": SPLIT // tile,
+        "M": cut.lines, "HEADS": cut.heads, "ROWS": cut.rows, "HEAD_BLOCKS": cut.head_blocks,
+        "WINDOWED": window, "CAPPED": capped, "INTERPRET": False, "PDL": True,
     }  # fmt: skip
-    if not listed:
-        constants["groups"] = None
     if not heated:
         constants["temperature"] = None
-    kernel = build(attention._attend, constants, num_warps=attention.WARPS, num_stages=cut.stages)
-    assert "wgmma.mma_async" in kernel.asm["ptx"], f"{heads} {cut}: not the matrix unit's own instructions"
-    return kernel
+    kernel = attend_many
+    if cut.programs:
+        pairs = min(8, triton.next_power_of_2(cut.heads))
+        listed = triton.next_power_of_2(rows)
+        constants |= {"LISTED": listed, "PAIRS": pairs, "AHEAD": attention.AHEAD, "APART": cut.apart}
+        kernel = attend_few
+    built = build(kernel, constants, num_warps=cut.warps, num_stages=cut.stages)
+    assert "wgmma.mma_async" in built.asm["ptx"], f"{heads} {cut}: not the matrix unit's own instructions"
+    return built
 
 
 def check_attention() -> None:
     for heads in HEADS:
-        for rows in (1, 8, 64, 4096):
+        for rows in (1, 8, 4096):
             cut = attention.plan(rows, *heads, PAGES)
-            for rules in ((False, False, False), (True, True, True)) if rows in (1, 4096) else ((False, False, False),):
-                shared, registers, stack = resources(attend(cut, heads, rows > attention.FEW, *rules))
+            for rules in ((False, False, False), (True, True, True)) if rows == 1 else ((False, False, False),):
+                shared, registers, stack = resources(attend(cut, heads, rows, *rules))
                 print(heads, rows, rules, cut, shared, registers, stack, flush=True)
                 assert shared <= SHARED, f"{heads} {rows} {cut}: {shared} bytes of shared memory"
-                assert stack <= 64 or rows > attention.FEW, f"{heads} {rows} {cut}: {stack} bytes of registers spilled"
-    combine = {"Q_HEADS": 32, "D": 128, "WIDTH": 128, "SPLIT": SPLIT, "WINDOWED": False, "UNROLL": attention.UNROLL}
-    print("combine", resources(build(attention._combine, combine, num_warps=1)))
-    print("list", resources(build(attention._list_groups, {"ROWS": 16, "AT_ONCE": attention.LISTED}, num_warps=4)))
+                assert stack <= STACK or heads[2] > 128, f"{heads} {rows} {cut}: {stack} bytes of registers spilled"
+    constants: dict[str, object] = {
+        "Q_HEADS": 32, "D": 128, "WIDTH": 128, "SPLIT": SPLIT, "WINDOWED": False, "AHEAD": attention.AHEAD, "PDL": True,
+    }  # fmt: skip
+    print("combine", resources(build(combine, constants, num_warps=1)))
+    print("list", resources(build(list_groups, {"ROWS": 16, "AT_ONCE": attention.LISTED, "PDL": True}, num_warps=4)))
 
 
-def check_rest() -> None:
+def check_rotation() -> None:
     for norms in (True, False):
         constants: dict[str, object] = {
             "Q_HEADS": 32, "KV_HEADS": 8, "D": 128, "HALF": 64, "HALF_BLOCK": 64, "REST_BLOCK": 0, "D_BLOCK": 128,
             "HEADS": 32 if norms else 4,
-            "PAGE": BLOCK, "INTERLEAVED": not norms, "WIDE": norms,
+            "PAGE": BLOCK, "INTERLEAVED": not norms, "WIDE": norms, "PDL": True,
         }  # fmt: skip
         if not norms:
             constants |= {"q_norm": None, "k_norm": None}
         print("rope", norms, found := resources(build(rope._rope_write, constants, num_warps=8 if norms else 4)))
         assert found[2] == 0, "registers spilled"
-    print("norm", resources(build(norm._norm_rows, {"D": 4096, "BLOCK": 4096}, num_warps=8)))
-    print("softcap", resources(build(norm._softcap, {"BLOCK": norm.CAPPED}, num_warps=4)))
 
 
 def main() -> None:
@@ -95,13 +100,11 @@ def main() -> None:
         rows, *heads = map(int, sys.argv[1:5])
         cut = attention.plan(rows, *heads, PAGES)
         if len(sys.argv) > 5:
-            columns = int(sys.argv[5])
-            together = min(cut.heads, columns)
-            cut = replace(cut, columns=columns, heads=together, rows=columns // together, stages=int(sys.argv[6]))
-        kernel = attend(cut, (heads[0], heads[1], heads[2]), rows > attention.FEW, False, False, False)
-        print(cut, "shared, registers, stack:", resources(kernel))
+            lines, warps, stages = map(int, sys.argv[5:8])
+            cut = replace(cut, lines=lines, rows=lines // cut.heads, warps=warps, stages=stages)
+        print(cut, "shared, registers, stack:", resources(attend(cut, (heads[0], heads[1], heads[2]), rows)))
         return
-    check_rest()
+    check_rotation()
     check_attention()
 
 
