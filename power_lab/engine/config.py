@@ -43,7 +43,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     Attributes:
         model: a name from `lab.models()`, the path of a .gguf file or of a SafeTensors folder.
-        device: `cpu`, `cuda` (an NVIDIA GPU; new, and taken only when it is asked for by name) or `auto`, which is the CPU.
+        device: `cpu`, `cuda` (an NVIDIA GPU), or `auto`, which takes a GPU that the kernels are tested on, and else the CPU.
         mode: `exact` keeps every output bit for bit independent of batch, chunking, cache, speculation and preemption; `fast` does not.
         threads: CPU threads; 0 takes all cores.
         context: longest request in tokens (prompt and output); 0 takes the model's own limit.
@@ -87,9 +87,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ConfigError(
                 "kv_tokens", f"{self.kv_tokens} is not a multiple of 64", f"Use {-(-self.kv_tokens // 64) * 64}."
             )
-        if (
-            not self.kv_tokens and self.device != "cuda"
-        ):  # resolved here, so that equal engines have equal configurations
+        if not self.kv_tokens and self.device == "cpu":  # so that equal engines have equal configurations
             msgspec.structs.force_setattr(self, "kv_tokens", CPU_KV_TOKENS)
 
     @classmethod

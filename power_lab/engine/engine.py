@@ -13,19 +13,22 @@ from functools import partial
 import msgspec
 import psutil
 
-from power_lab.engine import intake, prefix, views
+from power_lab.engine import hostprofile, intake, memory, prefix, views
 from power_lab.engine.blocks import BlockPool
 from power_lab.engine.chat import NextPrompt, Turn, next_prompt
 from power_lab.engine.config import EngineConfig, Paths
+from power_lab.engine.hostprofile import Change, HostProfile
 from power_lab.engine.interrupts import uninterrupted
 from power_lab.engine.live import Live, Verdict, verify
 from power_lab.engine.loader import Loaded, load
 from power_lab.engine.messages import Options, Tool
 from power_lab.engine.plan import StepPlan
+from power_lab.engine.planner import BucketPlan, plan_buckets
 from power_lab.engine.report import Decision, EngineStatus, MemoryPlan
 from power_lab.engine.request import Finish, Prompt, Request, SamplingParams
 from power_lab.engine.runner import Launched, Observer, Runner, Sampled, Sizes
 from power_lab.engine.scheduler import Limits, Outcome, Scheduler
+from power_lab.engine.shapes import ShapeStats
 from power_lab.engine.speculation.drafters import make as make_drafter
 from power_lab.engine.speculation.transaction import Proposal, Proposer
 from power_lab.engine.ticket import Ticket
@@ -90,7 +93,6 @@ class Engine:
         self._owns_device = loaded is None
         self._loaded = loaded or load(self.config, paths or Paths.default(), progress or (lambda *_: None))
         self.facts: EngineFacts = self._loaded.facts
-        self.context = min(self._loaded.context, self.config.context or self._loaded.context, self.config.kv_tokens)
         self._clock = clock
         self._lock = threading.RLock()
         self._wake = threading.Condition(self._lock)
@@ -98,26 +100,32 @@ class Engine:
         self._inside: int | None = None  # the thread that moves state and calls callers' functions
         self._live: dict[int, Live] = {}
         self._next_id = 0
-        self._pages = self.config.kv_tokens // prefix.BLOCK_TOKENS + 1
         limits = Limits(
             step_tokens=self.config.step_tokens,
             sampled_rows=max(self.config.max_batch, min(self.config.step_tokens, 256)),
             max_batch=self.config.max_batch,
             queue=self.config.queue_limit,
         )
-        root = partial(prefix.model_root, self.facts)
-        self._scheduler = Scheduler(BlockPool(self._pages), limits, root, reuse=self.config.prefix_cache)
-        self._proposer = Proposer(make_drafter, clock, self.facts.vocab)
+        longest = min(self._loaded.context, self.config.context or self._loaded.context)
         self._runner = Runner(
             self._loaded.model,
-            Sizes(self._pages, limits.step_tokens, limits.sampled_rows, limits.max_batch, self.context),
+            Sizes(limits.step_tokens, limits.sampled_rows, limits.max_batch, longest),
             clock=clock,
-            graph_bytes=512 << 20,
+            graph_bytes=self.config.graph_mb << 20,
+            graphs=self.config.graph_mb > 0,
             observer=observer,
         )
-        self._overlap = self._runner.ops.asynchronous
+        free = self._runner.ops.free_bytes()
+        self._pool = memory.plan(self.config, longest, self._loaded.model.page_bytes, free)
+        self.context = self._pool.context
+        self._runner.make_pool(self._pool.pages)
+        root = partial(prefix.model_root, self.facts)
+        self._scheduler = Scheduler(BlockPool(self._pool.pages), limits, root, reuse=self.config.prefix_cache)
+        self._proposer = Proposer(make_drafter, clock, self.facts.vocab)
+        self._overlap = self.config.overlap and self._runner.ops.asynchronous
         self._flights: deque[Flight] = deque()  # at most two: one to collect, one behind it
         self._published = 0.0
+        self._host: tuple[Change, ...] = ()
         self._totals = views.Totals()
         self._thread = threading.Thread(target=self._run, name="power-lab-engine", daemon=True) if threaded else None
         if self._thread is not None:
@@ -221,10 +229,19 @@ class Engine:
 
     def explain(self) -> tuple[Decision, ...]:
         """Every setting and mechanism in force, who owns it and why it is as it is."""
-        return views.explain(self.config, self._loaded, self.context)
+        return (*views.explain(self.config, self._loaded, self._pool), *(change.decision() for change in self._host))
 
     def memory(self) -> MemoryPlan:
-        return views.memory(self.facts, self._runner, self._pages, psutil.Process().memory_info().rss)
+        return views.memory(self.facts, self._runner, self._pool, psutil.Process().memory_info().rss)
+
+    def shapes(self) -> tuple[ShapeStats, ...]:
+        """What became of each shape that steps ran in: captures, replays, eager runs and why, padding, bytes."""
+        return self._runner.graphs.registry.snapshot()
+
+    def plan_shapes(self, most: int) -> BucketPlan:
+        """The set of at most so many row buckets that would have cost the steps so far the least padding, beside the present one."""
+        graphs = self._runner.graphs
+        return plan_buckets(graphs.registry.demanded_rows(), most, graphs.coverage)
 
     def blocks(self) -> tuple[BlockState, ...]:
         """A snapshot of every KV block."""
@@ -360,6 +377,7 @@ class Engine:
                 self._runner.ops.close()  # in turn: another engine may be stepping on the same threads
 
     def _run(self) -> None:
+        self._host = hostprofile.apply(HostProfile.of(self.config.host_profile))
         while True:
             with self._lock:
                 self._wake.wait_for(lambda: self._closing or not self._scheduler.idle or self._flights)

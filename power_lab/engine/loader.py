@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from power_lab.engine.config import EngineConfig, Paths, usable_cores
+from power_lab.engine.config import CPU_KV_TOKENS, EngineConfig, Paths, usable_cores
+from power_lab.engine.device import choose
 from power_lab.engine.models.bind import bind
 from power_lab.engine.models.decoder import Decoder
 from power_lab.engine.models.describe import describe
@@ -53,7 +54,8 @@ def load(config: EngineConfig, paths: Paths, progress: Report) -> Loaded:
     Raises ConfigError, ModelFileError, TokenizerError or DownloadError (the model is not on this machine); nothing stays half-loaded.
     """
     threads = config.threads or usable_cores()
-    device = "cuda" if config.device == "cuda" else "cpu"
+    device, why_device = choose(config)
+    kv_tokens = config.kv_tokens or (0 if device == "cuda" else CPU_KV_TOKENS)
     ops = _operations(device, config.mode, threads, paths, progress)
     entry = ensure(config.model, paths, progress)
     progress("model file", 0, 1)
@@ -62,8 +64,9 @@ def load(config: EngineConfig, paths: Paths, progress: Report) -> Loaded:
         described = describe(checkpoint, tokenizer.vocab_size)
         spec = described.spec
         license = entry.license or checkpoint.license
-        context, why = _context(config, spec)
-        _check_pool(config, spec)
+        context, why = _context(config.context, kv_tokens, spec)
+        if device == "cpu":  # a GPU's pool is planned once the weights are there
+            _check_pool(kv_tokens, spec)
         progress("model file", 1, 1)
         types = [QuantType[name] for name in checkpoint.bytes_by_type() if name in QuantType.__members__]
         ops.prepare(types, lambda done, total, name: progress(f"kernels: {name}", done, total))
@@ -89,9 +92,7 @@ def load(config: EngineConfig, paths: Paths, progress: Report) -> Loaded:
         versions=versions(),
     )
     reasons = {
-        "device": "as asked"
-        if config.device != "auto"
-        else "the CPU; a GPU is used when it is asked for (device='cuda')",
+        "device": why_device,
         "threads": f"{threads} of {os.cpu_count()} cores"
         + ("" if config.threads else " (all that this process may use)"),
         "context": why,
@@ -168,32 +169,31 @@ def _attention_shape(a: AttentionSpec) -> AttentionShape:
     return AttentionShape(a.heads, a.kv_heads, a.head_dim, a.window, a.softcap, norms[a.qk_norm])
 
 
-def _check_pool(config: EngineConfig, spec: ModelSpec) -> None:
+def _check_pool(kv_tokens: int, spec: ModelSpec) -> None:
     """Raises ConfigError for a KV pool that this machine could never fill; one page is always there besides."""
-    if config.device == "cuda":  # its own memory counts, which is planned once the weights are there
-        return
     token, memory = spec.kv_bytes_per_token, machine_memory()
-    if (config.kv_tokens + BLOCK) * token > memory:
+    if (kv_tokens + BLOCK) * token > memory:
         raise ConfigError(
             "kv_tokens",
-            f"a KV pool of {config.kv_tokens:,} tokens needs {config.kv_tokens * token / 2**30:,.1f} GiB,"
+            f"a KV pool of {kv_tokens:,} tokens needs {kv_tokens * token / 2**30:,.1f} GiB,"
             f" but this machine has {memory / 2**30:,.1f} GiB",
             f"Use at most {memory // token // 2 // BLOCK * BLOCK}, half of it, or less.",
         )
 
 
-def _context(config: EngineConfig, spec: ModelSpec) -> tuple[int, str]:
-    if config.context > spec.context:
+def _context(wanted: int, kv_tokens: int, spec: ModelSpec) -> tuple[int, str]:
+    """Longest request, and why; `kv_tokens` is 0 where the pool is not planned yet."""
+    if wanted > spec.context:
         raise ConfigError(
-            "context", f"{config.context} exceeds the model's {spec.context} positions", f"Use at most {spec.context}."
+            "context", f"{wanted} exceeds the model's {spec.context} positions", f"Use at most {spec.context}."
         )
-    asked = config.context or spec.context
-    if asked <= config.kv_tokens or not config.kv_tokens:  # 0: not planned yet
-        return asked, "as asked" if config.context else "the model's own limit"
-    if config.context:
+    asked = wanted or spec.context
+    if asked <= kv_tokens or not kv_tokens:
+        return asked, "as asked" if wanted else "the model's own limit"
+    if wanted:
         raise ConfigError(
             "context",
-            f"{asked} tokens do not fit the KV pool of {config.kv_tokens}",
+            f"{asked} tokens do not fit the KV pool of {kv_tokens}",
             f"Raise kv_tokens to {-(-asked // 64) * 64}.",
         )
-    return config.kv_tokens, f"the KV pool (kv_tokens); the model itself reaches {spec.context}"
+    return kv_tokens, f"the KV pool (kv_tokens); the model itself reaches {spec.context}"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from power_lab.engine.config import CPU_KV_TOKENS, EngineConfig
 from power_lab.engine.prefix import BLOCK_TOKENS
 from power_lab.errors import CapacityError, ConfigError
 
+RESERVE = 0.03  # of what is free is left to others, and to what nobody counts
 _GIB, _MIB = 2**30, 2**20
 
 
@@ -55,7 +57,7 @@ class Room:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Wish:
     """What is asked of the KV pool.
 
@@ -134,6 +136,36 @@ def plan_pool(room: Room, wish: Wish) -> PoolPlan:
         context=context,
         kv_reason=_kv_reason(room, wish, tokens),
         context_reason=_context_reason(wish, context),
+    )
+
+
+def plan(config: EngineConfig, context: int, page_bytes: int, free: int | None) -> PoolPlan:
+    """The pool of an engine.
+
+    Args:
+        config: what is asked.
+        context: longest request that the loaded model takes, in tokens.
+        page_bytes: of one page over all layers.
+        free: bytes that the device has left beside weights and workspace; None where its memory is the machine's, which is taken page by
+            page as it is touched.
+
+    Raises as `plan_pool`.
+    """
+    asked = min(context, config.context) if config.context else 0
+    if free is not None:
+        room = Room(free=free, workspace=0, graphs=config.graph_mb << 20, reserve=RESERVE, page_bytes=page_bytes)
+        return plan_pool(room, Wish(config.kv_tokens, asked, context, config.max_batch))
+    tokens = config.kv_tokens or CPU_KV_TOKENS
+    pages = tokens // BLOCK_TOKENS + 1
+    wish = Wish(tokens, min(asked, tokens), context, config.max_batch)
+    return PoolPlan(
+        pages=pages,
+        kv_tokens=tokens,
+        nbytes=pages * page_bytes,
+        spare=0,
+        context=min(asked or context, tokens),
+        kv_reason="default" if tokens == CPU_KV_TOKENS else "as asked",
+        context_reason=_context_reason(wish, min(asked or context, tokens)),
     )
 
 

@@ -15,7 +15,7 @@ from power_lab.engine.plan import StepPlan
 from power_lab.engine.request import Request
 from power_lab.engine.shapes import Shape
 from power_lab.engine.trace import Logprob
-from power_lab.kernels.ops import BLOCK, Array, Draw, Fetched, Ops
+from power_lab.kernels.ops import BLOCK, Array, Draw, Fetched, KVCache, Ops
 
 Observer = Callable[[StepPlan, np.ndarray], None]
 
@@ -52,9 +52,8 @@ class Launched:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Most of each: KV pages (the dummy included), rows, logit rows and spans of a step, tokens of a sequence."""
+    """Most of each: rows, logit rows and spans of a step, tokens of a sequence."""
 
-    pages: int
     rows: int
     sampled: int
     spans: int
@@ -88,15 +87,23 @@ class Runner:
         widest = [self.graphs.coverage.cover(count) or count for count in (sizes.rows, sizes.sampled)]
         rows, sampled = max(widest[0], sizes.rows), max(widest[1], sizes.sampled)
         pages = -(-sizes.context // BLOCK)
-        self.caches = model.caches(sizes.pages)
-        self.page_bytes = sum(cache.keys.nbytes + cache.values.nbytes for cache in self.caches) // sizes.pages
         self.workspace = Workspace.make(model.spec, self.ops, rows, sampled)
         self.inputs = Inputs(self.ops, rows, sampled, sizes.spans, pages)
-        heads = [(layer.attention.heads, cache) for layer, cache in zip(model.spec.layers, self.caches, strict=True)]
+        heads = [(a.heads, a.kv_heads, a.head_dim) for a in (layer.attention for layer in model.spec.layers)]
         self.ops.reserve(rows, sampled, model.spec.vocab, heads, pages)
         self._tokens = self.ops.empty((sampled,), "int32")
+        self.caches: tuple[KVCache, ...] = ()
         self._clock = clock
         self.observer = observer
+
+    @property
+    def nbytes(self) -> int:
+        """Activations, scratch, index arrays and tables; neither the KV pool nor graphs."""
+        return self.workspace.nbytes + self.inputs.nbytes + self.model.table_bytes + self.ops.nbytes
+
+    def make_pool(self, pages: int) -> None:
+        """Allocate the KV pool, the dummy page included, before the first step."""
+        self.caches = self.model.caches(pages)
 
     def release(self) -> None:
         """Free the KV pool and what refers to it; nothing can be executed afterwards."""

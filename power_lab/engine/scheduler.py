@@ -56,7 +56,7 @@ def blocks_for(tokens: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Ahead:
-    """A request after the step in flight: its computed tokens, how many more are known (0 or 1), and which draw of that step that one is."""
+    """A request after the step in flight: its computed tokens, how many more are known (0 or 1), and which draw of the step that one is."""
 
     computed: int
     sampled: int

@@ -9,6 +9,7 @@ from power_lab.engine.blocks import DUMMY, BlockPool
 from power_lab.engine.config import OWNERS, EngineConfig
 from power_lab.engine.graphs import KEPT_ROWS
 from power_lab.engine.loader import Loaded
+from power_lab.engine.memory import PoolPlan
 from power_lab.engine.plan import Span, StepPlan
 from power_lab.engine.prefix import BLOCK_TOKENS
 from power_lab.engine.report import Decision, EngineStatus, MemoryPlan
@@ -156,29 +157,36 @@ def _block(pool: BlockPool, block_id: int, owners: tuple[int, ...], filled: int)
     )
 
 
-def memory(facts: EngineFacts, runner: Runner, pages: int, resident: int) -> MemoryPlan:
+def memory(facts: EngineFacts, runner: Runner, pool: PoolPlan, resident: int) -> MemoryPlan:
+    page_bytes = runner.model.page_bytes
+    where = (
+        "weights are mapped from the file; KV pages are touched one by one"
+        if runner.ops.free_bytes() is None
+        else f"weights are copied to the device; the KV pool: {pool.kv_reason}"
+    )
     return MemoryPlan(
         weights=sum(facts.quantisation.values()),
-        pool=pages * runner.page_bytes,
-        pages=pages,
-        page_bytes=runner.page_bytes,
+        pool=pool.nbytes,
+        pages=pool.pages,
+        page_bytes=page_bytes,
         states=0,
         graphs=runner.graphs.nbytes,
-        workspace=runner.workspace.nbytes + runner.inputs.nbytes + runner.model.table_bytes + runner.ops.nbytes,
+        workspace=runner.nbytes,
         resident=resident,
-        reason=f"weights are mapped from the file; KV of {runner.page_bytes // BLOCK_TOKENS} bytes a token, touched page by page"
-        f" ({runner.ops.name})",
+        reason=f"{where}; KV of {page_bytes // BLOCK_TOKENS} bytes a token ({runner.ops.name})",
     )
 
 
-def explain(config: EngineConfig, loaded: Loaded, context: int) -> tuple[Decision, ...]:
-    """Settings with their owners and reasons, then the mechanisms. `context` is the engine's, which may be below the model's."""
+def explain(config: EngineConfig, loaded: Loaded, pool: PoolPlan) -> tuple[Decision, ...]:
+    """Settings with their owners and reasons, then the mechanisms. The pool's context may be below the model's."""
     facts, ops = loaded.facts, loaded.model.ops
-    defaults = EngineConfig()
-    resolved = {"device": facts.device, "threads": facts.threads, "context": context}
-    reasons = dict(loaded.reasons)
-    if context < facts.context:  # a loaded model that was given to an engine with less room
-        reasons["context"] = "as asked" if context == config.context else "the KV pool (kv_tokens)"
+    defaults = EngineConfig(device=config.device)
+    resolved = {"device": facts.device, "threads": facts.threads, "context": pool.context, "kv_tokens": pool.kv_tokens}
+    reasons = loaded.reasons | {"kv_tokens": pool.kv_reason}
+    if (
+        pool.context < facts.context
+    ):  # a loaded model that was given to an engine with less room, or what the device has room for
+        reasons["context"] = pool.context_reason
     settings = [
         Decision(
             key=key,
@@ -210,11 +218,15 @@ def explain(config: EngineConfig, loaded: Loaded, context: int) -> tuple[Decisio
         ),
         Decision(
             key="graphs",
-            value="off" if ops.mode == "fast" else "on",
+            value="off" if ops.mode == "fast" or not config.graph_mb else "on",
             owner="backend",
             reason="library calls are made anew each time"
             if ops.mode == "fast"
-            else f"the forward pass of up to {KEPT_ROWS} rows is recorded once for each shape and replayed",
+            else "as asked (graph_mb=0)"
+            if not config.graph_mb
+            else f"the forward pass of up to {KEPT_ROWS} rows is recorded once for each shape and replayed"
+            if not ops.asynchronous
+            else f"steps of up to {max(ops.row_buckets)} rows, sampling included, are padded to a bucket, recorded once and replayed",
         ),
         Decision(key="kv_dtype", value=ops.kv_dtype, owner="backend", reason="keys and values are not quantised"),
     ]

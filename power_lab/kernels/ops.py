@@ -211,12 +211,16 @@ class Ops(Protocol):
         ...
 
     def reserve(
-        self, rows: int, sampled: int, vocabulary: int, attentions: Iterable[tuple[int, KVCache]], pages: int
+        self, rows: int, sampled: int, vocabulary: int, attentions: Iterable[tuple[int, int, int]], pages: int
     ) -> None:
         """Make scratch for every step of up to so many rows and logit rows, before any is captured.
 
-        attentions: (query heads, cache) of the layers. pages: of the longest sequence. Without it, scratch grows as it is needed.
+        attentions: (query heads, KV heads, head_dim) of the layers. pages: of the longest sequence. Without it, scratch grows as needed.
         """
+        ...
+
+    def free_bytes(self) -> int | None:
+        """Bytes that the device has left; None where its memory is the machine's."""
         ...
 
     def weight(self, type: QuantType, rows: int, cols: int, host: np.ndarray) -> Weight:

@@ -44,8 +44,13 @@ def test_every_setting_has_an_owner() -> None:
 
 def test_an_open_kv_pool_is_a_number_on_the_cpu_and_left_to_the_memory_plan_on_a_gpu() -> None:
     """Equal engines have equal configurations, however they came about."""
-    assert EngineConfig().kv_tokens == EngineConfig.of({"kv_tokens": 0, "device": "cpu"}).kv_tokens == CPU_KV_TOKENS
-    assert EngineConfig() == EngineConfig(kv_tokens=0) == EngineConfig.of({"kv_tokens": CPU_KV_TOKENS})
+    assert (
+        EngineConfig(device="cpu").kv_tokens
+        == EngineConfig.of({"kv_tokens": 0, "device": "cpu"}).kv_tokens
+        == CPU_KV_TOKENS
+    )
+    assert EngineConfig(device="cpu") == EngineConfig.of({"kv_tokens": CPU_KV_TOKENS, "device": "cpu"})
+    assert EngineConfig().kv_tokens == 0, "the device is not chosen yet"
     assert EngineConfig(device="cuda").kv_tokens == 0
     assert EngineConfig(device="cuda", kv_tokens=4096).kv_tokens == 4096
     for config in (EngineConfig(), EngineConfig(device="cuda"), EngineConfig(device="cuda", kv_tokens=4096)):

@@ -16,7 +16,7 @@ from tests import tiny
     [
         ({}, "1024", "default"),
         ({"context": 512}, "512", "as asked"),
-        ({"kv_tokens": 256}, "256", "the KV pool (kv_tokens)"),
+        ({"kv_tokens": 256}, "256", "the KV pool (kv_tokens); the model itself reaches 1024"),
     ],
 )
 def test_explain_tells_the_context_that_is_in_force(

@@ -8,7 +8,9 @@ import numpy as np
 
 from power_lab.engine.models.rope import Rope
 from power_lab.engine.models.spec import AttentionSpec, LayerWeights, ModelSpec, ModelWeights
-from power_lab.kernels.ops import Array, Batch, KVCache, Ops
+from power_lab.kernels.ops import BLOCK, Array, Batch, KVCache, Ops
+
+ITEMSIZE = {"float32": 4, "bfloat16": 2}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,6 +78,12 @@ class Decoder:
     def table_bytes(self) -> int:
         """Bytes of the tables that are indexed by position."""
         return sum(table.nbytes for tables in (self._tables, self._temperatures) for table in tables.values())
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one KV page over all layers."""
+        values = sum(2 * layer.attention.kv_width for layer in self.spec.layers) * BLOCK
+        return values * ITEMSIZE[self.ops.kv_dtype]
 
     def caches(self, pages: int) -> tuple[KVCache, ...]:
         """Key and value pages of every layer."""

@@ -130,9 +130,12 @@ class NumbaOps:
         return nullcontext()
 
     def reserve(
-        self, rows: int, sampled: int, vocabulary: int, attentions: Iterable[tuple[int, KVCache]], pages: int
+        self, rows: int, sampled: int, vocabulary: int, attentions: Iterable[tuple[int, int, int]], pages: int
     ) -> None:
         """Scratch does not grow with rows here."""
+
+    def free_bytes(self) -> int | None:
+        return None
 
     def weight(self, type: QuantType, rows: int, cols: int, host: np.ndarray) -> Weight:
         """A view of `host` as bytes [rows, bytes per row]; nothing is copied if `host` is contiguous, as rows of a larger matrix are."""

@@ -91,11 +91,14 @@ class TritonOps:
         self._retired.clear()
         self._scratch = torch.empty(0, dtype=torch.float32, device=self.device)
         self._sampling = None
+        self._products = linear.Workspace.on(self.device)
+        torch.cuda.empty_cache()
 
     # --- arrays -------------------------------------------------------------------------------------------------------------------
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> Array:
-        return torch.empty(shape, dtype=getattr(torch, dtype), device=self.device)
+        with self._allocating(f"{dtype} values {list(shape)}"):
+            return torch.empty(shape, dtype=getattr(torch, dtype), device=self.device)
 
     def asarray(self, host: np.ndarray) -> Array:
         values = torch.from_numpy(np.array(host))
@@ -129,11 +132,28 @@ class TritonOps:
             yield
 
     def reserve(
-        self, rows: int, sampled: int, vocabulary: int, attentions: Iterable[tuple[int, KVCache]], pages: int
+        self, rows: int, sampled: int, vocabulary: int, attentions: Iterable[tuple[int, int, int]], pages: int
     ) -> None:
-        for heads, cache in attentions:
-            self._reserve(attention.scratch_floats(rows, heads, cache.heads, cache.head_dim, pages))
-        self._reserve_sampling(sampled, vocabulary)
+        with self._allocating("scratch for steps"):
+            self._reserve(max((attention.scratch_floats(rows, *shape, pages) for shape in set(attentions)), default=0))
+            self._reserve_sampling(sampled, vocabulary)
+
+    def free_bytes(self) -> int | None:
+        """What the driver has, and what torch holds of it for nobody."""
+        held = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        return torch.cuda.mem_get_info(self.device)[0] + held
+
+    @contextmanager
+    def _allocating(self, what: str) -> Iterator[None]:
+        """Raises CapacityError with the numbers when the device has no memory for it."""
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            free, total = torch.cuda.mem_get_info(self.device)
+            message = f"No room for {what} on {self.device}: {free / 2**30:.2f} of {total / 2**30:.2f} GiB are free."
+            raise CapacityError(
+                message, "Close other engines, or lower kv_tokens, max_batch, step_tokens or graph_mb."
+            ) from error
 
     def weight(self, type: QuantType, rows: int, cols: int, host: np.ndarray) -> Weight:
         """The matrix as planes on the device; plain values are rounded to bf16."""
@@ -143,7 +163,10 @@ class TritonOps:
         except ValueError as error:
             message = f"Weights of type {type!r} and shape [{rows}, {cols}] cannot be computed on: {error}."
             raise ModelFileError(message) from error
-        tensors = {name: torch.from_numpy(np.ascontiguousarray(part)).to(self.device) for name, part in parts.items()}
+        with self._allocating(f"weights of shape [{rows}, {cols}]"):
+            tensors = {
+                name: torch.from_numpy(np.ascontiguousarray(part)).to(self.device) for name, part in parts.items()
+            }
         if "values" in tensors:
             values = tensors["values"]
             tensors["values"] = values.view(torch.bfloat16) if type == QuantType.BF16 else values.to(torch.bfloat16)
@@ -158,7 +181,8 @@ class TritonOps:
         return self.asarray(np.asarray(host).astype(np.float32))
 
     def kv_cache(self, pages: int, heads: int, head_dim: int) -> KVCache:
-        keys, values = rope.kv_cache(pages, heads, head_dim, self.device)
+        with self._allocating(f"{pages} KV pages of a layer"):
+            keys, values = rope.kv_cache(pages, heads, head_dim, self.device)
         return KVCache(keys, values, heads, head_dim)
 
     def rope_tables(self, positions: int, frequencies: Sequence[float], magnitude: float) -> Array:
@@ -256,7 +280,7 @@ class TritonOps:
     def _reserve(self, floats: int) -> None:
         if floats > self._scratch.numel():
             self._retired.append(self._scratch)
-            self._scratch = torch.zeros(triton.next_power_of_2(floats), dtype=torch.float32, device=self.device)
+            self._scratch = torch.zeros(floats, dtype=torch.float32, device=self.device)
 
     def _reserve_sampling(self, rows: int, vocabulary: int) -> sample.Scratch:
         held = self._sampling
