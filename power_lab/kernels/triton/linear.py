@@ -12,23 +12,27 @@ from itertools import groupby
 
 import torch
 import triton
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from power_lab.kernels.ops import Activation
 from power_lab.kernels.quants import QuantType, row_bytes
 from power_lab.kernels.triton import chain
 from power_lab.kernels.triton.planes import FORMS, PLANES, DeviceWeight
 from power_lab.kernels.triton.product import combine, product
+from power_lab.kernels.triton.wide import wide
 
 PLAN = (
-    "bf16 operands (a weight is rounded once, from its f32 value), f32 sums over k in order; reduction(N, K, type) cuts K into "
+    "bf16 operands (a weight is rounded once, from its f32 value), f32 sums over k in order; reduction(N, K) cuts K into "
     "splits, whose sums are added in order; + bias; silu(g) = g / (1 + e^-g); gelu_tanh(g) = g / (1 + e^-2u), "
     "u = sqrt(2 / pi) (g + 0.044715 g^3); no fusion"
 )
 NONE, SILU, GELU_TANH = range(3)
 ACTIVATIONS: dict[Activation, int] = {"silu": SILU, "gelu_tanh": GELU_TANH}
-SHARED = 196608  # bytes for the stages of a plain product's tiles; Hopper has 232,448 a block
 BAND = 8  # row tiles that are worked on side by side, so that their weights come from the cache
-PARTIALS, COUNTERS, MIXED = 1 << 23, 1 << 16, 1 << 22
+DEEPEST = 256  # the deepest step of any product; a split is a whole number of them
+NARROW = 128  # rows from which on tiles come through the copy engine, and stored codes are unpacked once for all
+SIDE = 3  # weights side by side that one launch of many rows takes
+PARTIALS, COUNTERS, MIXED = 1 << 24, 1 << 16, 1 << 22
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,7 +40,7 @@ class Workspace:
     """Scratch of one stream's products.
 
     Attributes:
-        partials: f32, sums of splits.
+        partials: f32, sums of splits; for many rows, stored weights as bf16.
         counters: int32, one for each tile whose splits run side by side; zero between launches, each launch leaves them so.
         mixed: f32, the two halves of gated products whose weights differ in type.
     """
@@ -60,49 +64,54 @@ class Workspace:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How a product is launched. `bk` and `splits` decide bits, and depend on (N, K, type) alone; the rest follows the rows."""
+    """How a product of few rows is launched. None of it decides bits.
+
+    Attributes:
+        bk: depth of a step.
+        bn, bm: columns and rows of a tile.
+        warps, stages: of a program, and steps whose loads are in flight.
+        ahead: cache lines of each column that are fetched before the kernel ahead has ended.
+    """
 
     bk: int
-    splits: int
     bn: int
     bm: int
     warps: int
     stages: int
-    fused: bool
-    ahead: int = 8
+    ahead: int = 0
 
 
 @lru_cache(maxsize=4096)
 def shape(columns: int, cols: int, type: QuantType, gated: bool, rows: int) -> Shape:
     """The launch for `rows` rows and weights [columns, cols]; of gated products, columns of one of the two."""
-    bk, splits = reduction(columns, cols, type)
-    stored = type in FORMS
-    if rows <= 128:
-        bn, bm, warps = 64, next(most for most in (16, 32, 64, 128) if rows <= most), 4
-    elif gated or stored or splits > 1:
-        bn, bm, warps = 64 if gated and (stored or splits > 1) else 128, 128, 8
-    else:
-        bn, bm, warps = 128, 256, 8
-    if stored:
-        stages = 2 if bk == 256 and bm == 128 else 3
-    else:
-        stages = min(8 if bm <= 32 else 4, SHARED // (bk * (2 * bm + row_bytes(type, bn) * (2 if gated else 1))))
-    return Shape(bk, splits, bn, bm, warps, stages, rows > 128)
+    splits, _ = reduction(columns, cols, gated)
+    bm = next(most for most in (16, 32, 64, NARROW) if rows <= most)
+    if type in FORMS:
+        depth = FORMS[type].depth
+        return Shape(depth, 64, bm, 4, 2 if depth == 256 and bm == 128 else 3)
+    if bm > 64:
+        return Shape(64, 128, bm, 8, 4, 8) if gated or splits > 2 else Shape(128, 64, bm, 4, 3, 8)
+    if bm > 16:
+        return Shape(64, 64, bm, 4, 6, 8) if gated else Shape(128, 64, bm, 4, 3, 8)
+    if cols <= 1024 and splits == 1 and columns <= 2048:  # few columns: more programs, of fewer columns each
+        return Shape(128, 32 if gated else 16, bm, 2, 6, 8)
+    return Shape(128, 64, bm, 4, 4 if gated else 6, 8)
 
 
-def reduction(columns: int, cols: int, type: QuantType) -> tuple[int, int]:
-    """(BLOCK_K, splits of K): enough programs for a decode step to draw on every memory channel, each with enough to read.
+def reduction(columns: int, cols: int, gated: bool) -> tuple[int, int]:
+    """(splits of K, depth of each): so many that a decode step draws on every memory channel, each long enough to be worth its sum.
 
-    These and the type decide a product's bits; rows are not asked.
+    They decide a product's bits; rows are not asked, nor how weights are stored. Gated products have columns enough.
     """
-    stored = type in FORMS
-    bk = FORMS[type].depth if stored else 64
     tiles = -(-columns // 64)
-    most, least = (8 if tiles <= 32 else 4, 512) if stored else (8, 256)
-    splits = 1
-    while tiles * splits < (400 if stored else 96) and splits < most and cols // (2 * splits) >= least:
-        splits *= 2
-    return bk, splits
+    if gated:
+        splits = 1
+    elif (tiles <= 32 and cols >= 1024) or (tiles <= 64 and cols >= 8192):
+        splits = 4
+    else:
+        splits = 2 if tiles <= 64 and cols >= 2048 else 1
+    depth = -(-cols // (DEEPEST * splits)) * DEEPEST
+    return -(-cols // depth), depth
 
 
 def form(type: QuantType) -> tuple[int, int, int, int, int, bool, int, bool] | None:
@@ -130,10 +139,12 @@ def linear(
 ) -> None:
     """out[:, n] = sum_k x[:, k] * W[n, k] + bias[n], the weights stacked along N; one launch for each run of one type.
 
-    x bf16 [R, K], out f32 or bf16 [R, sum N], bias f32 [sum N], all contiguous.
+    x bf16 [R, K], out f32 [R, sum N], bias f32 [sum N], all contiguous.
     """
     total = sum(w.rows for w in weights)
     _check(x, out, total, weights)
+    if out.dtype != torch.float32:
+        raise ValueError(f"the result is {out.dtype}, expected torch.float32")
     if bias is not None and bias.shape != (total,):
         raise ValueError(f"bias width is {list(bias.shape)}, expected {total}")
     column = 0
@@ -187,9 +198,15 @@ def _launch(
     bias: torch.Tensor | None,
     activation: int,
 ) -> None:
-    """One launch for weights of one type: side by side, or gated."""
-    if len(x):
-        launch(x, weights, out, work, bias, activation, shape(out.shape[1], x.shape[1], weights[0].type, activation != NONE, len(x)))
+    """A product of weights of one type: side by side, or gated."""
+    rows, cols = x.shape
+    if rows > NARROW and weights[0].type not in FORMS and cols % 8 == 0:
+        _launch_wide(x, weights, out, bias, activation)
+    else:
+        for first in range(0, rows, NARROW):
+            part, result = x[first : first + NARROW], out[first : first + NARROW]
+            s = shape(out.shape[1], cols, weights[0].type, activation != NONE, len(part))
+            launch(part, weights, result, work, bias, activation, s)
 
 
 def launch(
@@ -201,20 +218,63 @@ def launch(
     activation: int,
     s: Shape,
 ) -> None:
-    """One launch, of the shape that it is told."""
+    """One launch for at most NARROW rows, of the shape that it is told."""
     rows, cols, columns = x.shape[0], x.shape[1], out.shape[1]
+    splits, depth = reduction(columns, cols, activation != NONE)
     counted = (weights[0],) if activation else weights
     tiles = triton.cdiv(rows, s.bm) * sum(triton.cdiv(w.rows, s.bn) for w in counted)
-    sums = s.splits * rows * columns * (2 if activation else 1)
-    fused = s.fused or tiles > work.counters.numel() or sums > work.partials.numel()
-    grid = (tiles, 1 if fused else s.splits)
-    product[grid](
+    product[tiles, splits](
         x, tuple(arguments(w) for w in weights), out, out if bias is None else bias, work.partials, work.counters,
-        rows, cols, columns, out.stride(0), triton.cdiv(triton.cdiv(cols, s.bk), s.splits) * s.bk,
-        FORM=form(weights[0].type), BN=s.bn, BM=s.bm, BK=s.bk, SPLITS=s.splits, FUSED=fused, ACTIVATION=activation,
-        BIASED=bias is not None, EVEN=cols % s.bk == 0, STREAM=rows <= s.bm, BAND=BAND, AHEAD=s.ahead,
-        INTERPRET=triton.knobs.runtime.interpret, num_warps=s.warps, num_stages=s.stages, enable_fp_fusion=False,
-        **chain.options(x.device),
+        rows, cols, columns, out.stride(0), depth,
+        FORM=form(weights[0].type), BN=s.bn, BM=s.bm, BK=s.bk, SPLITS=splits, ACTIVATION=activation, BIASED=bias is not None,
+        EVEN=cols % s.bk == 0, STREAM=rows <= s.bm, BAND=BAND, AHEAD=s.ahead, INTERPRET=triton.knobs.runtime.interpret,
+        num_warps=s.warps, num_stages=s.stages, enable_fp_fusion=False, **chain.options(x.device),
+    )  # fmt: skip
+
+
+def _launch_wide(
+    x: torch.Tensor, weights: tuple[DeviceWeight, ...], out: torch.Tensor, bias: torch.Tensor | None, activation: int
+) -> None:
+    """Launches for many rows and plain values."""
+    if activation:
+        launch_wide(x, [w.planes["values"] for w in weights], out, bias, activation, out.shape[1])
+        return
+    column = 0
+    for first in range(0, len(weights), SIDE):
+        values = [w.planes["values"] for w in weights[first : first + SIDE]]
+        end = column + sum(map(len, values))
+        part = None if bias is None else bias[column:end]
+        launch_wide(x, values, out[:, column:end], part, NONE, out.shape[1])
+        column = end
+
+
+def tiling(rows: int, columns: int, gated: bool) -> tuple[int, int, int, int, int]:
+    """(columns of a tile, rows, depth, warps, stages) of a launch for many rows: large tiles, unless too few keep the GPU busy."""
+    if triton.cdiv(rows, 128) * triton.cdiv(columns, 128 if gated else 256) >= 128:
+        return 128 if gated else 256, 128, 64, 8, 4
+    return 64 if gated else 128, 128, 64, 4, 4
+
+
+def launch_wide(
+    x: torch.Tensor,
+    values: list[torch.Tensor],
+    out: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: int,
+    columns: int,
+) -> None:
+    """One launch for many rows, of up to three matrices [N, K] side by side, or two that are gated, of `columns` columns in all."""
+    rows, cols = x.shape
+    splits, depth = reduction(columns, cols, activation != NONE)
+    bn, bm, bk, warps, stages = tiling(rows, out.shape[1], activation != NONE)
+    width = [len(v) for v in values[: 1 if activation else SIDE]]
+    tiles = [TensorDescriptor.from_tensor(v, [bn, bk]) for v in values]
+    grid = (triton.cdiv(rows, bm) * sum(triton.cdiv(n, bn) for n in width),)
+    wide[grid](
+        TensorDescriptor.from_tensor(x, [bm, bk]), tiles[0], tiles[min(1, len(tiles) - 1)], tiles[-1], out, out if bias is None else bias,
+        rows, *width, *[0] * (SIDE - len(width)), cols, out.stride(0), depth,
+        BN=bn, BM=bm, BK=bk, SPLITS=splits, ACTIVATION=activation, BIASED=bias is not None, COUNT=len(width), BAND=BAND,
+        INTERPRET=triton.knobs.runtime.interpret, num_warps=warps, num_stages=stages, enable_fp_fusion=False, **chain.options(x.device),
     )  # fmt: skip
 
 

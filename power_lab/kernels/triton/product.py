@@ -39,7 +39,7 @@ def _place(weights, tile, BN: tl.constexpr):
 
 
 @triton.jit
-def _dot(w, x, acc, INTERPRET: tl.constexpr):
+def dot(w, x, acc, INTERPRET: tl.constexpr):
     if INTERPRET:  # the interpreter has no bf16 arithmetic
         return tl.dot(w.to(tl.float32), x.to(tl.float32), acc, input_precision="ieee")
     else:
@@ -127,9 +127,9 @@ def _sum(
     for k in range(first, last, BK):
         if FORM is None:
             x = _x(X, r, rm, K, k, BK, EVEN)
-            acc = _dot(_dense(one[0], n, nm, K, k, BK, EVEN, POLICY), x, acc, INTERPRET)
+            acc = dot(_dense(one[0], n, nm, K, k, BK, EVEN, POLICY), x, acc, INTERPRET)
             if GATED:
-                beside = _dot(_dense(two[0], n, nm, K, k, BK, EVEN, POLICY), x, beside, INTERPRET)
+                beside = dot(_dense(two[0], n, nm, K, k, BK, EVEN, POLICY), x, beside, INTERPRET)
         else:
             ahead = nm & (k + BK < last)
             next_scales = _scales(one, k + BK, n, ahead, N, BK // 32, FORM)
@@ -152,9 +152,9 @@ def _sum(
                     if GATED:
                         high2 = _words(two[1], high_chunk, n, nm, N, True, POLICY)
                 x = _x(X, r, rm, K, k + q * 32, 32, EVEN)
-                acc = _dot(_scaled(low, high, scales, q, FORM), x, acc, INTERPRET)
+                acc = dot(_scaled(low, high, scales, q, FORM), x, acc, INTERPRET)
                 if GATED:
-                    beside = _dot(_scaled(low2, high2, scales2, q, FORM), x, beside, INTERPRET)
+                    beside = dot(_scaled(low2, high2, scales2, q, FORM), x, beside, INTERPRET)
             scales = next_scales
             if GATED:
                 scales2 = next_scales2
@@ -190,13 +190,13 @@ def _ahead(weight, n, N, K, first, LINES: tl.constexpr, PDL: tl.constexpr):
 @triton.jit(do_not_specialize=["R"])
 def product(
     X, weights, Out, Bias, Partials, Counters, R, K, columns, pitch, span,
-    FORM: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, SPLITS: tl.constexpr, FUSED: tl.constexpr,
+    FORM: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, SPLITS: tl.constexpr,
     ACTIVATION: tl.constexpr, BIASED: tl.constexpr, EVEN: tl.constexpr, STREAM: tl.constexpr, BAND: tl.constexpr,
     AHEAD: tl.constexpr, PDL: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
     """Out[R, columns], its rows `pitch` apart, of weights that lie side by side, or of two that are gated. Program (tile, split).
 
-    Splits that run side by side leave their sums in `Partials`; the last to arrive adds them, in order. A fused program runs them itself.
+    Splits leave their sums in `Partials`; the last to arrive adds them, in order.
     """
     chain.begin(PDL)
     GATED: tl.constexpr = ACTIVATION > 0
@@ -232,35 +232,20 @@ def product(
         if GATED:
             _ahead(two[0], n, N, K, split * span, AHEAD, PDL)
     chain.wait(PDL)
-    acc = tl.zeros((BN, BM), tl.float32)
-    beside = tl.zeros((BN, BM), tl.float32)
-    if FUSED or SPLITS == 1:
-        if SPLITS == 1:
-            acc, beside = _sum(X, one, two, n, nm, N, r, rm, K, 0, K, FORM, BN, BM, BK, EVEN, GATED, POLICY, INTERPRET)
-        else:
-            for s in range(SPLITS):
-                end = tl.minimum(K, (s + 1) * span)
-                a, b = _sum(
-                    X, one, two, n, nm, N, r, rm, K, s * span, end, FORM, BN, BM, BK, EVEN, GATED, POLICY, INTERPRET
-                )
-                acc += a
-                beside += b
+    first_k, end = split * span, tl.minimum(K, (split + 1) * span)
+    acc, beside = _sum(X, one, two, n, nm, N, r, rm, K, first_k, end, FORM, BN, BM, BK, EVEN, GATED, POLICY, INTERPRET)
+    if SPLITS == 1:
         _store(Out, Bias, acc, beside, at, out_column, mask, ACTIVATION, BIASED)
     else:
-        end = tl.minimum(K, (split + 1) * span)
-        a, b = _sum(X, one, two, n, nm, N, r, rm, K, split * span, end, FORM, BN, BM, BK, EVEN, GATED, POLICY, INTERPRET)
         size = R.to(tl.int64) * columns
         sums = Partials + r.to(tl.int64)[None, :] * columns + out_column
-        tl.store(sums + split * size, a, mask=mask)
-        if GATED:
-            tl.store(sums + (SPLITS + split) * size, b, mask=mask)
+        tl.store(sums + split * size, acc, mask=mask)
         tl.debug_barrier()  # every thread's sums are written before one of them says so
         if tl.atomic_add(Counters + pid, 1, sem="acq_rel") == SPLITS - 1:
-            for i in range(SPLITS):
-                acc += tl.load(sums + i * size, mask=mask, other=0.0, cache_modifier=".cg")
-                if GATED:
-                    beside += tl.load(sums + (SPLITS + i) * size, mask=mask, other=0.0, cache_modifier=".cg")
-            _store(Out, Bias, acc, beside, at, out_column, mask, ACTIVATION, BIASED)
+            total = tl.load(sums, mask=mask, other=0.0, cache_modifier=".cg")
+            for i in range(1, SPLITS):
+                total += tl.load(sums + i * size, mask=mask, other=0.0, cache_modifier=".cg")
+            _store(Out, Bias, total, beside, at, out_column, mask, ACTIVATION, BIASED)
             tl.store(Counters + pid, 0)
 
 

@@ -16,6 +16,7 @@ from power_lab.kernels.quants import QuantType, row_bytes
 from power_lab.kernels.triton import linear
 from power_lab.kernels.triton.planes import FORMS, PLANES, repack
 from power_lab.kernels.triton.product import product
+from power_lab.kernels.triton.wide import wide
 from tests.kernels.triton.cubin import resources
 
 SHARED = 232448  # bytes of a block on sm_90
@@ -38,7 +39,7 @@ def compiled(
     s = linear.shape(columns, cols, type, activation > 0, rows)
     weights = tuple(signature(type) for _ in range(2 if activation else parts))
     constants = {
-        "FORM": linear.form(type), "BN": s.bn, "BM": s.bm, "BK": s.bk, "SPLITS": s.splits, "FUSED": s.fused, "ACTIVATION": activation,
+        "FORM": linear.form(type), "BN": s.bn, "BM": s.bm, "BK": s.bk, "SPLITS": linear.reduction(columns, cols, activation > 0)[0], "ACTIVATION": activation,
         "BIASED": False, "EVEN": cols % s.bk == 0, "STREAM": rows <= s.bm, "BAND": linear.BAND, "AHEAD": s.ahead, "PDL": True,
         "INTERPRET": False,
     }  # fmt: skip
@@ -57,6 +58,30 @@ def compiled(
     return resources(kernel)
 
 
+def compiled_wide(columns: int, rows: int, splits: int, activation: int, count: int) -> tuple[int, int, int]:
+    """As `compiled`, of a product of many rows."""
+    bn, bm, bk, warps, stages = linear.tiling(rows, columns, activation > 0)
+    constants = {
+        "BN": bn, "BM": bm, "BK": bk, "SPLITS": splits, "ACTIVATION": activation, "BIASED": False, "COUNT": count, "BAND": linear.BAND,
+        "PDL": True, "INTERPRET": False,
+    }  # fmt: skip
+    tile = f"tensordesc<bf16[{bn},{bk}]>"
+    types = {
+        "X": f"tensordesc<bf16[{bm},{bk}]>", "one": tile, "two": tile, "three": tile, "Out": "*bf16" if activation else "*fp32",
+        "Bias": "*fp32", "R": "i32", "N1": "i32", "N2": "i32", "N3": "i32", "K": "i32", "pitch": "i32", "span": "i32",
+    }  # fmt: skip
+    source = ASTSource(
+        fn=wide,
+        signature=types | dict.fromkeys(constants, "constexpr"),
+        constexprs=constants,
+        attrs={(i,): ALIGNED for i in (4, 5, *range(7, 13))},
+    )
+    options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": False, "launch_pdl": True}
+    kernel = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    assert "cp.async.bulk.tensor" in kernel.asm["ptx"], "tiles that the copy engine does not bring"
+    return resources(kernel)
+
+
 def main() -> None:
     if len(sys.argv) > 1:
         type, rows, columns, cols = QuantType[sys.argv[1]], *map(int, sys.argv[2:5])
@@ -64,6 +89,11 @@ def main() -> None:
             print(type.name, rows, columns, cols, activation, linear.shape(columns, cols, type, activation > 0, rows))
             print("shared bytes, registers, stack bytes:", *compiled(type, rows, columns, cols, activation))
         return
+    for case in ((4096, 512, 1, 0, 1), (12288, 512, 1, 1, 1), (4096, 4096, 4, 0, 1), (6144, 4096, 1, 0, 3), (12288, 4096, 1, 1, 1)):
+        shared, registers, stack = compiled_wide(*case)
+        print("wide", case, shared, registers, stack, flush=True)
+        assert shared <= SHARED, f"wide {case}: {shared} bytes of shared memory"
+        assert stack <= (256 if case[2] > 1 else 0), f"wide {case}: {stack} bytes of registers spilled"  # between splits alone
     for type in QuantType:
         cases = [(16, 12288, 4096, 1, 1), (512, 4096, 4096, 0, 1)]
         if type in (QuantType.BF16, QuantType.Q4_K):

@@ -25,8 +25,8 @@ pytestmark = [
 SHAPES = [
     *((type, 70, 96) for type in (*BLOCKS_OF_32, *PLAIN)),  # neither tiles nor steps are whole
     *((type, 70, 512) for type in BLOCKS_OF_256),
-    (QuantType.Q4_K, 70, 1024),  # two splits
-    (QuantType.BF16, 70, 640),
+    (QuantType.Q4_K, 70, 1024),  # splits
+    (QuantType.BF16, 70, 1300),
 ]
 WORK = kernels.Workspace.on("cpu")
 
@@ -56,8 +56,9 @@ def test_linear(type: QuantType, n: int, k: int, rows: int) -> None:
 
 
 def test_splits_are_covered() -> None:
-    assert kernels.reduction(70, 1024, QuantType.Q4_K)[1] == 2
-    assert kernels.reduction(70, 640, QuantType.BF16)[1] == 2
+    assert kernels.reduction(70, 1024, False) == (4, 256)
+    assert kernels.reduction(70, 1300, False) == (3, 512)
+    assert kernels.reduction(70, 512, False) == (1, 512)
 
 
 def test_stacked_weights_of_one_type_and_of_several() -> None:
@@ -69,27 +70,36 @@ def test_stacked_weights_of_one_type_and_of_several() -> None:
         assert_close(out, reference.linear(x, values, bias), reference.linear(x.abs(), values.abs(), bias))
 
 
-@pytest.mark.parametrize("type", [QuantType.BF16, QuantType.Q4_K, QuantType.Q6_K])
-def test_a_program_that_runs_every_split_adds_them_alike(type: QuantType, monkeypatch: pytest.MonkeyPatch) -> None:
-    stored, _ = weight(type, 70, 1024)
-    x, apart, fused = activations(3, 1024), poison(3, 70), poison(3, 70)
-    kernels.linear(x, (stored,), apart, WORK)
-    empty = torch.empty(0)
-    kernels.linear(x, (stored,), fused, kernels.Workspace(empty, empty.int(), empty))
-    assert torch.equal(apart, fused)
+@pytest.mark.parametrize(("n", "k"), [(70, 96), (300, 1304), (40, 97)])
+def test_many_rows(n: int, k: int) -> None:
+    """Tiles that the copy engine brings, in splits, and a K that it cannot take."""
+    stored, values = weight(QuantType.BF16, n, k)
+    x, bias, out = activations(140, k), torch.arange(float(n)), poison(141, n)
+    kernels.linear(x, (stored,), out[:140], WORK, bias)
+    assert_close(out[:140], reference.linear(x, values, bias), reference.linear(x.abs(), values.abs(), bias))
+    assert out[140].isnan().all(), "a row behind the output was written"
+
+
+def test_many_rows_of_stacked_weights() -> None:
+    parts = [weight(QuantType.BF16, n, 64, seed=n) for n in (130, 5, 65, 7)]
+    values = torch.cat([v for _, v in parts])
+    x, out, bias = activations(130, 64), poison(130, len(values)), torch.arange(float(len(values)))
+    kernels.linear(x, tuple(w for w, _ in parts), out, WORK, bias)
+    assert_close(out, reference.linear(x, values, bias), reference.linear(x.abs(), values.abs(), bias))
 
 
 @pytest.mark.parametrize("type", [QuantType.Q4_1, QuantType.BF16, QuantType.Q5_0])
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
-def test_gate_up(type: QuantType, activation: Activation) -> None:
+@pytest.mark.parametrize("rows", [3, 130])
+def test_gate_up(type: QuantType, activation: Activation, rows: int) -> None:
     (gate, gate_values), (up, up_values) = weight(type, 70, 96), weight(type, 70, 96, seed=1)
-    x, out = activations(3, 96), poison(3, 70)
+    x, out = activations(rows, 96), poison(rows, 70)
     kernels.gate_up(x, gate, up, out, WORK, activation)
     want = reference.gate_up(x, gate_values, up_values, activation)
     assert_close(out, want, reference.linear(x.abs(), gate_values.abs()) * reference.linear(x.abs(), up_values.abs()))
 
 
-def test_gate_up_in_splits() -> None:
+def test_gate_up_of_many_steps() -> None:
     (gate, gate_values), (up, up_values) = weight(QuantType.Q4_K, 70, 1024), weight(QuantType.Q4_K, 70, 1024, seed=1)
     x, out = activations(2, 1024) / 8, poison(2, 70)
     kernels.gate_up(x, gate, up, out, WORK)
@@ -116,14 +126,6 @@ def test_activations_over_their_whole_range(activation: Activation) -> None:
     g = gates.double()
     want = torch.nn.functional.silu(g) if activation == "silu" else torch.nn.functional.gelu(g, approximate="tanh")
     assert torch.allclose(out.double(), want, rtol=2e-6, atol=1e-6)
-
-
-def test_reductions_do_not_ask_for_rows() -> None:
-    for n, k in ((6144, 4096), (4096, 12288), (576, 1536), (262144, 640)):
-        for type in QuantType:
-            for pair in (False, True):
-                shapes = [kernels.shape(n, k, type, pair, rows) for rows in (1, 16, 17, 64, 100, 128, 129, 8192)]
-                assert len({(s.bk, s.splits) for s in shapes}) == 1
 
 
 def test_what_cannot_be_computed_is_refused() -> None:

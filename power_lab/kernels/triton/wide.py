@@ -1,0 +1,85 @@
+"""The kernel of matrix products of many rows: W Xᵀ of plain values, tiles brought by the copy engine.
+
+It adds what `product` adds, in that order, so a row's bits are the same.
+"""
+
+# pyright: reportPossiblyUnbound=false
+# What a branch on constants leaves out is not compiled.
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from power_lab.kernels.triton import chain
+from power_lab.kernels.triton.product import activate, dot
+
+
+@triton.jit
+def _sums(
+    X, one, two, n, r, first, last,
+    BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, GATED: tl.constexpr, INTERPRET: tl.constexpr,
+):  # fmt: skip
+    """f32 [BN, BM] sums over k in first..last of weight `one`, and of `two` in gated products."""
+    acc = tl.zeros((BN, BM), tl.float32)
+    beside = tl.zeros((BN, BM), tl.float32)
+    for k in range(first, last, BK):
+        x = X.load([r, k]).T
+        acc = dot(one.load([n, k]), x, acc, INTERPRET)
+        if GATED:
+            beside = dot(two.load([n, k]), x, beside, INTERPRET)
+    return acc, beside
+
+
+@triton.jit(do_not_specialize=["R"])
+def wide(
+    X, one, two, three, Out, Bias, R, N1, N2, N3, K, pitch, span,
+    BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, SPLITS: tl.constexpr, ACTIVATION: tl.constexpr, BIASED: tl.constexpr,
+    COUNT: tl.constexpr, BAND: tl.constexpr, PDL: tl.constexpr, INTERPRET: tl.constexpr,
+):  # fmt: skip
+    """Out[R, ...], its rows `pitch` apart, of X [R, K] and up to three weights side by side, or two [N1, K] that are gated.
+
+    X and the weights are descriptors of tiles; COUNT weights lie side by side, and what stands in for those left out has an N of 0.
+    Programs go through BAND tiles of rows before the next tile of weights. Sums of splits meet in Out, since registers hold but one.
+    """
+    chain.begin(PDL)
+    GATED: tl.constexpr = ACTIVATION > 0
+    tiles1, tiles2 = tl.cdiv(N1, BN), tl.cdiv(N2, BN)
+    tiles = tiles1 + tiles2 + tl.cdiv(N3, BN)
+    pid = tl.program_id(0)
+    band = pid // (BAND * tiles)
+    high = tl.minimum(tl.cdiv(R, BM) - band * BAND, BAND)
+    row = (band * BAND + (pid % (BAND * tiles)) % high) * BM
+    tile = (pid % (BAND * tiles)) // high
+    if tile < tiles1:
+        column, before, N = tile * BN, 0, N1
+    elif tile < tiles1 + tiles2:
+        column, before, N = (tile - tiles1) * BN, N1, N2
+    else:
+        column, before, N = (tile - tiles1 - tiles2) * BN, N1 + N2, N3
+    n = column + tl.arange(0, BN)[:, None]
+    r = row + tl.arange(0, BM)[None, :]
+    mask = (n < N) & (r < R)
+    out = Out + r.to(tl.int64) * pitch + (before + n)
+    chain.wait(PDL)
+    for s in range(SPLITS):
+        first, last = s * span, tl.minimum(K, (s + 1) * span)
+        if COUNT == 1:
+            acc, beside = _sums(X, one, two, column, row, first, last, BN, BM, BK, GATED, INTERPRET)
+        elif tile < tiles1:
+            acc, beside = _sums(X, one, one, column, row, first, last, BN, BM, BK, False, INTERPRET)
+        elif tile < tiles1 + tiles2:
+            acc, beside = _sums(X, two, two, column, row, first, last, BN, BM, BK, False, INTERPRET)
+        else:
+            acc, beside = _sums(X, three, three, column, row, first, last, BN, BM, BK, False, INTERPRET)
+        if GATED:
+            acc = activate(acc, ACTIVATION) * beside
+        if SPLITS > 1:
+            if s > 0:
+                acc += tl.load(out, mask=mask, other=0.0)
+        if BIASED:
+            if s == SPLITS - 1:
+                acc += tl.load(Bias + before + n, mask=n < N, other=0.0)
+        tl.store(out, acc.to(Out.dtype.element_ty), mask=mask)
+        if SPLITS > 1:
+            tl.debug_barrier()  # what one thread stored, another may load
