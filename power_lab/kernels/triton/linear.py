@@ -31,7 +31,6 @@ ACTIVATIONS: dict[Activation, int] = {"silu": SILU, "gelu_tanh": GELU_TANH}
 BAND = 8  # row tiles that are worked on side by side, so that their weights come from the cache
 DEEPEST = 256  # the deepest step of any product; a split is a whole number of them
 NARROW = 128  # rows from which on tiles come through the copy engine, and stored codes are unpacked once for all
-SIDE = 3  # weights side by side that one launch of many rows takes
 PARTIALS, COUNTERS, MIXED = 1 << 24, 1 << 16, 1 << 22
 
 
@@ -235,16 +234,15 @@ def launch(
 def _launch_wide(
     x: torch.Tensor, weights: tuple[DeviceWeight, ...], out: torch.Tensor, bias: torch.Tensor | None, activation: int
 ) -> None:
-    """Launches for many rows and plain values."""
+    """Launches for many rows and plain values: one for each weight, or for the two that are gated."""
+    values = [w.planes["values"] for w in weights]
     if activation:
-        launch_wide(x, [w.planes["values"] for w in weights], out, bias, activation, out.shape[1])
+        launch_wide(x, values[0], values[1], out, bias, activation, out.shape[1])
         return
     column = 0
-    for first in range(0, len(weights), SIDE):
-        values = [w.planes["values"] for w in weights[first : first + SIDE]]
-        end = column + sum(map(len, values))
-        part = None if bias is None else bias[column:end]
-        launch_wide(x, values, out[:, column:end], part, NONE, out.shape[1])
+    for part in values:
+        end = column + len(part)
+        launch_wide(x, part, part, out[:, column:end], None if bias is None else bias[column:end], NONE, out.shape[1])
         column = end
 
 
@@ -257,23 +255,21 @@ def tiling(rows: int, columns: int, gated: bool) -> tuple[int, int, int, int, in
 
 def launch_wide(
     x: torch.Tensor,
-    values: list[torch.Tensor],
+    one: torch.Tensor,
+    two: torch.Tensor,
     out: torch.Tensor,
     bias: torch.Tensor | None,
     activation: int,
     columns: int,
 ) -> None:
-    """One launch for many rows, of up to three matrices [N, K] side by side, or two that are gated, of `columns` columns in all."""
-    rows, cols = x.shape
-    splits, depth = reduction(columns, cols, activation != NONE)
-    bn, bm, bk, warps, stages = tiling(rows, out.shape[1], activation != NONE)
-    width = [len(v) for v in values[: 1 if activation else SIDE]]
-    tiles = [TensorDescriptor.from_tensor(v, [bn, bk]) for v in values]
-    grid = (triton.cdiv(rows, bm) * sum(triton.cdiv(n, bn) for n in width),)
-    wide[grid](
-        TensorDescriptor.from_tensor(x, [bm, bk]), tiles[0], tiles[min(1, len(tiles) - 1)], tiles[-1], out, out if bias is None else bias,
-        rows, *width, *[0] * (SIDE - len(width)), cols, out.stride(0), depth,
-        BN=bn, BM=bm, BK=bk, SPLITS=splits, ACTIVATION=activation, BIASED=bias is not None, COUNT=len(width), BAND=BAND,
+    """One launch for many rows and a matrix [N, K], or two that are gated; a part of a product that has so many columns in all."""
+    (rows, cols), gated = x.shape, activation != NONE
+    splits, depth = reduction(columns, cols, gated)
+    bn, bm, bk, warps, stages = tiling(rows, len(one), gated)
+    wide[(triton.cdiv(rows, bm) * triton.cdiv(len(one), bn),)](
+        TensorDescriptor.from_tensor(x, [bm, bk]), TensorDescriptor.from_tensor(one, [bn, bk]), TensorDescriptor.from_tensor(two, [bn, bk]),
+        out, out if bias is None else bias, rows, len(one), cols, out.stride(0), depth,
+        BN=bn, BM=bm, BK=bk, SPLITS=splits, ACTIVATION=activation, BIASED=bias is not None, BAND=BAND,
         INTERPRET=triton.knobs.runtime.interpret, num_warps=warps, num_stages=stages, enable_fp_fusion=False, **chain.options(x.device),
     )  # fmt: skip
 

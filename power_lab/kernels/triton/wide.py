@@ -33,45 +33,30 @@ def _sums(
 
 @triton.jit(do_not_specialize=["R"])
 def wide(
-    X, one, two, three, Out, Bias, R, N1, N2, N3, K, pitch, span,
+    X, one, two, Out, Bias, R, N, K, pitch, span,
     BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, SPLITS: tl.constexpr, ACTIVATION: tl.constexpr, BIASED: tl.constexpr,
-    COUNT: tl.constexpr, BAND: tl.constexpr, PDL: tl.constexpr, INTERPRET: tl.constexpr,
+    BAND: tl.constexpr, PDL: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
-    """Out[R, ...], its rows `pitch` apart, of X [R, K] and up to three weights side by side, or two [N1, K] that are gated.
+    """Out[R, N], its rows `pitch` apart, of X [R, K] and a weight [N, K], or two that are gated: descriptors of tiles.
 
-    X and the weights are descriptors of tiles; COUNT weights lie side by side, and what stands in for those left out has an N of 0.
-    Programs go through BAND tiles of rows before the next tile of weights. Sums of splits meet in Out, since registers hold but one.
+    Programs go through BAND tiles of rows before the next tile of columns. Sums of splits meet in Out, since registers hold but one.
     """
     chain.begin(PDL)
     GATED: tl.constexpr = ACTIVATION > 0
-    tiles1, tiles2 = tl.cdiv(N1, BN), tl.cdiv(N2, BN)
-    tiles = tiles1 + tiles2 + tl.cdiv(N3, BN)
+    tiles = tl.cdiv(N, BN)
     pid = tl.program_id(0)
     band = pid // (BAND * tiles)
     high = tl.minimum(tl.cdiv(R, BM) - band * BAND, BAND)
     row = (band * BAND + (pid % (BAND * tiles)) % high) * BM
-    tile = (pid % (BAND * tiles)) // high
-    if tile < tiles1:
-        column, before, N = tile * BN, 0, N1
-    elif tile < tiles1 + tiles2:
-        column, before, N = (tile - tiles1) * BN, N1, N2
-    else:
-        column, before, N = (tile - tiles1 - tiles2) * BN, N1 + N2, N3
+    column = (pid % (BAND * tiles)) // high * BN
     n = column + tl.arange(0, BN)[:, None]
     r = row + tl.arange(0, BM)[None, :]
     mask = (n < N) & (r < R)
-    out = Out + r.to(tl.int64) * pitch + (before + n)
+    out = Out + r.to(tl.int64) * pitch + n
     chain.wait(PDL)
     for s in range(SPLITS):
-        first, last = s * span, tl.minimum(K, (s + 1) * span)
-        if COUNT == 1:
-            acc, beside = _sums(X, one, two, column, row, first, last, BN, BM, BK, GATED, INTERPRET)
-        elif tile < tiles1:
-            acc, beside = _sums(X, one, one, column, row, first, last, BN, BM, BK, False, INTERPRET)
-        elif tile < tiles1 + tiles2:
-            acc, beside = _sums(X, two, two, column, row, first, last, BN, BM, BK, False, INTERPRET)
-        else:
-            acc, beside = _sums(X, three, three, column, row, first, last, BN, BM, BK, False, INTERPRET)
+        last = tl.minimum(K, (s + 1) * span)
+        acc, beside = _sums(X, one, two, column, row, s * span, last, BN, BM, BK, GATED, INTERPRET)
         if GATED:
             acc = activate(acc, ACTIVATION) * beside
         if SPLITS > 1:
@@ -79,7 +64,7 @@ def wide(
                 acc += tl.load(out, mask=mask, other=0.0)
         if BIASED:
             if s == SPLITS - 1:
-                acc += tl.load(Bias + before + n, mask=n < N, other=0.0)
+                acc += tl.load(Bias + n, mask=n < N, other=0.0)
         tl.store(out, acc.to(Out.dtype.element_ty), mask=mask)
         if SPLITS > 1:
             tl.debug_barrier()  # what one thread stored, another may load
