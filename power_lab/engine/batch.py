@@ -116,10 +116,11 @@ def _fill_rows(host: Mapping[str, np.ndarray], plan: StepPlan) -> int:
     """Write the index arrays of `Batch`; returns how many table rows are used."""
     spans, tables = plan.spans, host["tables"]
     counts = np.array([span.rows for span in spans])
+    starts = np.array([span.start for span in spans])
     ends = np.cumsum(counts)
     total, padding = int(ends[-1]), len(host["ids"]) - int(ends[-1])
     owner = np.repeat(np.arange(len(spans)), counts)
-    positions = np.arange(total) - np.repeat(ends - counts - [span.start for span in spans], counts)
+    positions: np.ndarray = np.arange(total) - np.repeat(ends - counts - starts, counts)
     for row, span in enumerate(spans):
         tables[row, : len(span.blocks)] = span.blocks
         tables[row, len(span.blocks) :] = 0

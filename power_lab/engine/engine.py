@@ -429,6 +429,7 @@ class Engine:
         self._totals.count(plan, [verdict[0] for verdict in verdicts if verdict is not None], now)
         wall = now - max(flight.begun, self._published)  # a step that ran behind another began with that one's end
         self._published = now
+        facts = views.StepFacts.of(plan, flight.load, times, wall)
         at = 0
         for span, live, decided in zip(plan.spans, flight.lives, verdicts, strict=True):
             first, at = at, at + span.sampled
@@ -438,9 +439,9 @@ class Engine:
             self._proposer.commit(live.request, outcome.emitted)
             asked = live.request.params.logprobs is not None  # a neighbour may have asked alone
             logprobs = sampled.logprobs[first : first + len(outcome.emitted)] if asked and sampled.logprobs else []
-            proposal = flight.proposals.get(span.request_id)
-            round_ = views.round_of(plan, span, outcome, proposal, times, live.since(now), logprobs)
-            live.accept(verdict, round_, views.step_of(plan, span, flight.load, wall, live.since(now)), now)
+            proposal, since = flight.proposals.get(span.request_id), live.since(now)
+            round_ = views.round_of(facts, span, outcome, proposal, since, logprobs)
+            live.accept(verdict, round_, facts.step_of(span, since), now)
         for request in ended:
             self._settle(self._live[request.id], now)
 

@@ -61,6 +61,3 @@ class StepPlan:
     @property
     def rows(self) -> int:
         return sum(span.rows for span in self.spans)
-
-    def phase_rows(self, phase: str) -> int:
-        return sum(span.rows for span in self.spans if span.phase == phase)

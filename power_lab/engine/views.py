@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from power_lab.engine.blocks import DUMMY, BlockPool
 from power_lab.engine.config import OWNERS, EngineConfig
@@ -59,19 +61,41 @@ class Totals:
         )
 
 
-def round_of(
-    plan: StepPlan,
-    span: Span,
-    outcome: Outcome,
-    proposal: Proposal | None,
-    times: tuple[float, float, float],
-    at: float,
-    logprobs: Sequence[Logprob],
-) -> Round | None:
-    """The trace event of a sampled span; None for rows inside a prompt and where nothing could be drawn.
+@dataclass(frozen=True, slots=True)
+class StepFacts:
+    """What the trace events of all requests of a step have in common, counted once.
 
-    `times` are forward, sample and commit seconds.
+    Attributes:
+        step, rows, requests: number, rows and spans of the step.
+        times: forward, sample and commit seconds.
+        common: fields of `Step`.
     """
+
+    step: int
+    rows: int
+    requests: int
+    times: tuple[float, float, float]
+    common: dict[str, Any]
+
+    @classmethod
+    def of(cls, plan: StepPlan, load: dict[str, int], times: tuple[float, float, float], wall_s: float) -> StepFacts:
+        """`load` is from after the step's planning."""
+        rows: Counter[str] = Counter()
+        for span in plan.spans:
+            rows[span.phase] += span.rows
+        phases = {f"{phase}_rows": rows[phase] for phase in ("prefill", "decode", "verify")}
+        common = {"step": plan.step, "preempted": len(plan.preempted), "wall_s": wall_s, **phases, **load}
+        return cls(plan.step, rows.total(), len(plan.spans), times, common)
+
+    def step_of(self, span: Span, at: float) -> Step:
+        """The trace event of a step, for the request of one of its spans."""
+        return Step(own_rows=span.rows, at=at, **self.common)
+
+
+def round_of(
+    shared: StepFacts, span: Span, outcome: Outcome, proposal: Proposal | None, at: float, logprobs: Sequence[Logprob]
+) -> Round | None:
+    """The trace event of a sampled span; None for rows inside a prompt and where nothing could be drawn."""
     if not outcome.emitted:
         return None
     drafted = span.tokens[span.rows - span.drafts :]
@@ -79,17 +103,17 @@ def round_of(
     if proposal is not None and not drafted and not note:
         note = "drafts dropped: no rows or blocks left in this step"
     return Round(
-        step=plan.step,
+        step=shared.step,
         start=span.start + span.rows - span.drafts,
         drafted=drafted,
         accepted=outcome.accepted,
         emitted=outcome.emitted,
-        rows=plan.rows,
-        requests=len(plan.spans),
+        rows=shared.rows,
+        requests=shared.requests,
         draft_s=proposal.seconds if proposal is not None else 0.0,
-        forward_s=times[0],
-        sample_s=times[1],
-        commit_s=times[2],
+        forward_s=shared.times[0],
+        sample_s=shared.times[1],
+        commit_s=shared.times[2],
         at=at,
         logprobs=tuple(logprobs),
         note=note,
@@ -106,21 +130,6 @@ def load_of(scheduler: Scheduler) -> dict[str, int]:
         "cached_blocks": pool.cached,
         "used_blocks": pool.used,
     }
-
-
-def step_of(plan: StepPlan, span: Span, load: dict[str, int], wall_s: float, at: float) -> Step:
-    """The trace event of a step; `load` is from after its planning."""
-    return Step(
-        step=plan.step,
-        prefill_rows=plan.phase_rows("prefill"),
-        decode_rows=plan.phase_rows("decode"),
-        verify_rows=plan.phase_rows("verify"),
-        own_rows=span.rows,
-        preempted=len(plan.preempted),
-        wall_s=wall_s,
-        at=at,
-        **load,
-    )
 
 
 def blocks(pool: BlockPool, requests: Sequence[Request]) -> tuple[BlockState, ...]:

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 

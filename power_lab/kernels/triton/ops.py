@@ -55,7 +55,7 @@ class TritonOps:
     activation = "bfloat16"
     kv_dtype = "bfloat16"
     asynchronous = True
-    row_buckets = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+    row_buckets: tuple[int, ...] = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 
     def __init__(self, device: str = "cuda", priority: int = 0) -> None:
         self.device = torch.device(device)
