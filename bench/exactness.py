@@ -1,8 +1,11 @@
-"""The promise on real weights: 100 varied prompts of 200 tokens, every drafter, alone and in a batch of 8; follow-up turns.
+"""The promise on real weights: 100 varied prompts of 200 tokens, whole outputs compared over everything that could change them.
+
+    python bench/exactness.py [--model smollm2] [--device cpu|cuda] [--batches 1 8 50] [--eager 8 50] [--output FILE]
 
 Half of the prompts are sampled greedily, half at temperature 0.8 with a seed. A cell counts whole outputs (token ids) that equal those of
-one request at a time without speculation from an empty cache. Follow-up turns continue the model's own answer, whose KV was written by
-decode or verify steps: the case in which other engines change their answers (spec/peers.md).
+one request at a time without speculation from an empty cache. Cells: every drafter, alone and in batches, cold and with every prompt
+cached, with captured graphs or operation by operation. Follow-up turns continue the model's own answer, whose KV was written by decode or
+verify steps: the case in which other engines change their answers (spec/peers.md).
 
 Exit status 0 only if every cell is whole.
 """
@@ -13,7 +16,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,58 +28,128 @@ sys.path.insert(0, str(ROOT))
 from bench.cpu import about  # noqa: E402
 from bench.prompts import prompts  # noqa: E402
 from power_lab.engine import intake  # noqa: E402
-from power_lab.engine.config import EngineConfig  # noqa: E402
+from power_lab.engine.config import EngineConfig, Paths  # noqa: E402
 from power_lab.engine.engine import Engine  # noqa: E402
+from power_lab.engine.loader import Loaded, load  # noqa: E402
 from power_lab.engine.request import SamplingParams  # noqa: E402
 from power_lab.engine.trace import RunRecord  # noqa: E402
+from tests.restricted import Restricted  # noqa: E402
 
 WIDTHS = (3, 8, 12, 1)  # taken in turn over the prompts
 TURN = 100
 QUESTION = "Thank you. Can you say the same in other words, and add one more thing?"
+DRAFTERS = ("off", "lookup", "ngram")
+KV_TOKENS = 64 * 1024  # what all prompts and answers together leave behind stays cached
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 50], help="requests at once; the first is 1")
+    parser.add_argument("--eager", type=int, nargs="*", default=[8, 50], help="batches that also run without graphs")
     parser.add_argument("--prompts", type=int, default=100)
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--turns", type=int, default=50)
+    parser.add_argument("--turn-batch", type=int, default=1, help="conversations at once")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--commit", help="what is run, where there is no repository")
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
+    if args.batches[0] != 1:
+        parser.error("--batches: the first is 1, with which the others are compared")
+    if args.tokens < 2 * TURN:
+        parser.error(f"--tokens: at least {2 * TURN}, of which the second half is what a continued answer must say")
 
+    run = about(args) | {"device": args.device} | ({"commit": args.commit} if args.commit else {})
     campaign = Campaign(args)
-    cells = [*campaign.outputs(), *campaign.turns(args.turns)]
-    print(f"{'cell':44} whole outputs   tok/s   accepted/drafted")
-    for cell in cells:
-        pairs = f"{cell['accepted']}/{cell['drafted']}"
-        print(f"{cell['cell']:44} {cell['identical']:3} of {cell['of']:3}   {cell['tokens_per_s']:8.1f}   {pairs}")
-    if args.output:
-        args.output.parent.mkdir(parents=True, exist_ok=True)
-        args.output.write_text(
-            json.dumps({"run": about(args), "engine": campaign.facts, "cells": cells}, indent=1) + "\n"
-        )
-    sys.exit(any(cell["identical"] != cell["of"] for cell in cells))
+    try:
+        campaign.outputs()
+        campaign.turns(args.turns)
+    finally:  # the log of a run that was cut short is worth keeping
+        if args.output:
+            args.output.parent.mkdir(parents=True, exist_ok=True)
+            log = {"run": run, "engine": campaign.facts, "cells": campaign.cells}
+            args.output.write_text(json.dumps(log, indent=1) + "\n")
+    sys.exit(any(cell["identical"] != cell["of"] for cell in campaign.cells))
 
 
 class Campaign:
-    """All cells against one reference."""
+    """All cells against one reference.
+
+    Attributes:
+        cells: what each came to, printed as they come.
+    """
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
-        self.engine = self._engine()
+        self._loaded = load(self._config(), Paths.default(), lambda *_: None)
+        self.engine = self._engine(self._loaded)
         facts = self.engine.facts
         self.facts = {"model": facts.model, "sha256": facts.sha256, "digest": facts.digest, "versions": facts.versions}
         chosen = prompts()
         step = len(chosen) / args.prompts
-        self.prompts = [
-            intake.encode(self.engine._loaded.tokenizer, chosen[int(i * step)][1]) for i in range(args.prompts)
-        ]
+        self.prompts = [intake.encode(self._loaded.tokenizer, chosen[int(i * step)][1]) for i in range(args.prompts)]
         self.reference: list[RunRecord] = []
+        self.cells: list[dict[str, Any]] = []
 
-    def _engine(self, **settings: Any) -> Engine:
-        config = EngineConfig(model=self.args.model, threads=self.args.threads, max_batch=8, **settings)
-        return Engine(config, threaded=False)
+    def outputs(self) -> None:
+        """Whole answers to every prompt."""
+        for batch in self.args.batches:
+            for drafter in DRAFTERS:
+                name = f"speculation {drafter}, {_at_once(batch)}"
+                self.engine.drop_prefixes()
+                self._answers(self.engine, f"{name}, cold", drafter, batch, cold=True)
+                if batch == 1:  # so far every request dropped what the one before had left
+                    self._run(self.engine, self.prompts, DRAFTERS[0], 1, max(self.args.batches))
+                records = self._answers(self.engine, f"{name}, warm", drafter, batch)
+                self._expect_cached(name, records, [len(tokens) // 64 * 64 for tokens in self.prompts])
+        eager = self._engine(self._without_graphs()) if self.args.eager else self.engine
+        for batch in self.args.eager:
+            for drafter in DRAFTERS if batch == max(self.args.eager) else DRAFTERS[::2]:  # the slowest cells of all
+                eager.drop_prefixes()
+                self._answers(eager, f"speculation {drafter}, {_at_once(batch)}, cold, eager", drafter, batch)
+        longest = max(len(r.prompt_tokens) + len(r.tokens) for r in self.reference)
+        past = sum(len(r.prompt_tokens) > 512 for r in self.reference)
+        print(f"longest context {longest} tokens; {past} prompts past 512", flush=True)
+
+    def turns(self, count: int) -> None:
+        """Continuations and follow-up turns: warm (KV from decode steps), cold (all prefilled), token by token."""
+        every = max(1, len(self.prompts) // max(count, 1))
+        chosen = list(range(0, len(self.prompts), every))[:count]
+        uninterrupted = [self.reference[i].tokens[TURN : 2 * TURN] for i in chosen]
+        halves = [[*self.prompts[i], *self.reference[i].tokens[:TURN]] for i in chosen]
+        follow = [self.next_turn(self.prompts[i], self.reference[i].tokens[:TURN]) for i in chosen]
+        slow = self._engine(self._loaded, step_tokens=1)
+        for kind, texts, expected in (("own answer continued", halves, uninterrupted), ("new question", follow, None)):
+            for warmth, drafter in (("cold", "off"), ("warm", "off"), ("warm", "ngram"), ("token by token", "off")):
+                name = f"{kind}, {warmth}" + (", ngram" if drafter != "off" else "")
+                engine = slow if warmth == "token by token" else self.engine
+                start = time.monotonic()
+                records = []
+                batch = self.args.turn_batch
+                for at in tqdm(range(0, len(chosen), batch), desc=name, leave=False, disable=None):
+                    engine.drop_prefixes()
+                    group = chosen[at : at + batch]
+                    if warmth == "warm":  # the first turn leaves its blocks behind, then the second hits them
+                        first = [engine.submit(self.prompts[i], self.params(i, drafter, TURN)) for i in group]
+                        for ticket in first:
+                            ticket.result()
+                    tickets = [
+                        engine.submit(text, self.params(i, drafter, min(TURN, engine.context - len(text))))
+                        for i, text in zip(group, texts[at : at + batch], strict=True)
+                    ]
+                    records += [ticket.result() for ticket in tickets]
+                if warmth == "warm":
+                    self._expect_cached(name, records, [len(self.prompts[i]) // 64 * 64 for i in chosen])
+                expected = [r.tokens for r in records] if expected is None else expected
+                self._tell(cell(name, records, expected, time.monotonic() - start))
+
+    def next_turn(self, prompt: list[int], answer: Sequence[int]) -> list[int]:
+        """All tokens so far and a new question, as the model's chats or, without a template, as plain text."""
+        if self._loaded.tokenizer.chat_template is None:
+            return [*prompt, *answer, *self.engine.tokenize(f"\n\n{QUESTION}\n\n")]
+        return self.engine.continuation(prompt, answer, QUESTION)
 
     def params(self, index: int, drafter: str, count: int) -> SamplingParams:
         sampling = {} if index % 2 == 0 else {"temperature": 0.8, "seed": index}
@@ -84,74 +157,78 @@ class Campaign:
             max_tokens=count, ignore_eos=True, speculate=drafter, width=WIDTHS[index % len(WIDTHS)], **sampling
         )
 
-    def outputs(self) -> list[dict[str, Any]]:
-        cells = []
-        for batch in (1, 8):
-            for drafter in ("off", "lookup", "ngram"):
-                self.engine.drop_prefixes()
-                name = f"speculation {drafter}, {'alone' if batch == 1 else 'batch of 8'}"
-                cold = None if batch == 8 else self.engine.drop_prefixes  # alone: every prompt from an empty cache
-                start = time.monotonic()
-                records = self._run(name, self.prompts, drafter, self.args.tokens, batch, cold)
-                if not self.reference:
-                    self.reference = records
-                cells.append(cell(name, records, [r.tokens for r in self.reference], time.monotonic() - start))
-        longest = max(len(r.prompt_tokens) + len(r.tokens) for r in self.reference)
-        print(
-            f"longest context {longest} tokens; {sum(len(r.prompt_tokens) > 512 for r in self.reference)} prompts past 512"
+    def _config(self, **settings: Any) -> EngineConfig:
+        batch = max(*self.args.batches, *self.args.eager, self.args.turn_batch)
+        return EngineConfig(
+            model=self.args.model,
+            device=self.args.device,
+            threads=self.args.threads,
+            max_batch=batch,
+            kv_tokens=KV_TOKENS,
+            **settings,
         )
-        return cells
 
-    def turns(self, count: int) -> list[dict[str, Any]]:
-        """Continuations and follow-up turns: warm (KV from decode steps), cold (all prefilled), token by token."""
-        every = max(1, len(self.prompts) // max(count, 1))
-        chosen = list(range(0, len(self.prompts), every))[:count]
-        cells = []
-        uninterrupted = [self.reference[i].tokens[TURN : 2 * TURN] for i in chosen]
-        halves = [[*self.prompts[i], *self.reference[i].tokens[:TURN]] for i in chosen]
-        follow = [self.next_turn(self.prompts[i], self.reference[i].tokens[:TURN]) for i in chosen]
-        want: list[Sequence[int]] | None = None
-        for kind, texts, expected in (("own answer continued", halves, uninterrupted), ("new question", follow, None)):
-            expected = expected if expected is not None else want
-            for warmth, drafter in (("cold", "off"), ("warm", "off"), ("warm", "ngram"), ("token by token", "off")):
-                records = []
-                engine = self._engine(step_tokens=1) if warmth == "token by token" else self.engine
-                start = time.monotonic()
-                name = f"{kind}, {warmth}" + (", ngram" if drafter != "off" else "")
-                for number, (index, text) in enumerate(zip(tqdm(chosen, desc=name, leave=False), texts, strict=True)):
-                    engine.drop_prefixes()
-                    if warmth == "warm":  # the first turn leaves its blocks behind, then the second hits them
-                        engine.submit(self.prompts[index], self.params(index, drafter, TURN)).result()
-                    count = min(TURN, engine.context - len(text))
-                    record = engine.submit(text, self.params(index, drafter, count)).result()
-                    if warmth == "warm" and record.cached < len(self.prompts[index]) // 64 * 64:
-                        raise SystemExit(f"{name}: prompt {number} was not served from the cache")
-                    records.append(record)
-                if expected is None:
-                    expected = [r.tokens for r in records]
-                cells.append(cell(name, records, expected, time.monotonic() - start))
-        return cells
+    def _engine(self, loaded: Loaded, **settings: Any) -> Engine:
+        return Engine(self._config(**settings), loaded=loaded, threaded=False)
 
-    def next_turn(self, prompt: list[int], answer: Sequence[int]) -> list[int]:
-        """All tokens so far and a new question, as the model's chats or, without a template, as plain text."""
-        if self.engine._loaded.tokenizer.chat_template is None:
-            return [*prompt, *answer, *self.engine.tokenize(f"\n\n{QUESTION}\n\n")]
-        return self.engine.continuation(prompt, answer, QUESTION)
+    def _without_graphs(self) -> Loaded:
+        """The same weights, every step of which runs operation by operation."""
+        from dataclasses import replace
+
+        from power_lab.engine.models.decoder import Decoder
+
+        model = self._loaded.model
+        ops = Restricted(model.ops, graphs=False)
+        eager = Decoder(model.spec, model.weights, ops, self._loaded.context)  # type: ignore[arg-type]
+        return replace(self._loaded, model=eager)
+
+    def _answers(self, engine: Engine, name: str, drafter: str, batch: int, *, cold: bool = False) -> list[RunRecord]:
+        """A cell: all answers, compared with the first cell's. `cold`: every request finds an empty cache."""
+        start = time.monotonic()
+        records = self._run(engine, self.prompts, drafter, self.args.tokens, batch, cold=cold, name=name)
+        self.reference = self.reference or records
+        self._tell(cell(name, records, [r.tokens for r in self.reference], time.monotonic() - start))
+        return records
 
     def _run(
-        self, name: str, texts: list[list[int]], drafter: str, count: int, batch: int, between: Callable[[], Any] | None
+        self,
+        engine: Engine,
+        texts: list[list[int]],
+        drafter: str,
+        count: int,
+        batch: int,
+        *,
+        cold: bool = False,
+        name: str = "fill",
     ) -> list[RunRecord]:
         records = []
-        for at in tqdm(range(0, len(texts), batch), desc=name, leave=False):
-            tickets = [
-                self.engine.submit(texts[i], self.params(i, drafter, count))
-                for i in range(at, min(at + batch, len(texts)))
-            ]
+        for at in tqdm(range(0, len(texts), batch), desc=name, leave=False, disable=None):
+            numbers = range(at, min(at + batch, len(texts)))
+            tickets = [engine.submit(texts[i], self.params(i, drafter, count)) for i in numbers]
             records += [ticket.result() for ticket in tickets]
-            if between is not None:
-                between()
-        self.engine.check()
+            if cold and batch == 1:  # those of a batch run beside each other; what they share is computed once
+                engine.drop_prefixes()
+        engine.check()
         return records
+
+    def _expect_cached(self, name: str, records: list[RunRecord], least: list[int]) -> None:
+        """A warm cell that was not warm would prove nothing. The last token of a prompt is always computed."""
+        for number, (record, tokens) in enumerate(zip(records, least, strict=True)):
+            whole = tokens - 64 if tokens == len(record.prompt_tokens) else tokens
+            if record.cached < whole:
+                raise SystemExit(f"{name}: prompt {number} found {record.cached} of {whole} tokens in the cache")
+
+    def _tell(self, cell: dict[str, Any]) -> None:
+        if not self.cells:
+            print(f"{'cell':48} whole outputs   tok/s   accepted/drafted")
+        self.cells.append(cell)
+        pairs = f"{cell['accepted']}/{cell['drafted']}"
+        counts = f"{cell['identical']:3} of {cell['of']:3}   {cell['tokens_per_s']:8.1f}"
+        print(f"{cell['cell']:48} {counts}   {pairs}", flush=True)
+
+
+def _at_once(batch: int) -> str:
+    return "alone" if batch == 1 else f"batch of {batch}"
 
 
 def cell(name: str, records: list[RunRecord], expected: Sequence[Sequence[int]], seconds: float) -> dict[str, Any]:

@@ -135,8 +135,9 @@ def run(
         engine.submit(*neighbour(engine, rng, 50 + i, prompt, spec)) for i in range((case["neighbours"] + 1) // 2)
     ]
     done: Callable[[], bool] = lambda: ticket._live.done.is_set()  # noqa: E731
+    often = 0.1 * min(1, case["step_tokens"] / 16)  # a prompt in small chunks would begin anew for ever
     while not done():
-        if case["preempt"] == "forced" and rng.random() < 0.1 and engine._scheduler.running:
+        if case["preempt"] == "forced" and rng.random() < often and engine._scheduler.running:
             engine._scheduler.preempt(rng.choice(engine._scheduler.running))
         engine.step()
         engine.check()

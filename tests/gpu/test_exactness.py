@@ -1,6 +1,6 @@
 """The promise on the GPU, over what the CPU has not: captured or eager steps, overlapped or not, batches of 50.
 
-Cases are covering arrays of the axes, as on the CPU, over models of every family and storage type in turn. Logits are compared by their bits
+Cases are covering arrays of the axes, as on the CPU, over models of every family and storage type. Logits are compared by their bits
 with those of the request alone, whose prompt was one prefill.
 """
 
