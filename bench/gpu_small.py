@@ -29,7 +29,6 @@ from power_lab.kernels.triton.sample import Scratch, sample
 from tests.kernels.triton.sampling import Row, at, controls
 
 ROWS = (1, 8, 64)
-PLANS = {"1024/4": (1024, 4), "1024/8": (1024, 8), "2048/8": (2048, 8), "4096/8": (4096, 8), "4096/16": (4096, 16)}
 HISTORY = Row(temperature=0.0, repetition=1.1, before=tuple(range(2000)), generated=tuple(range(500)))
 KINDS: dict[str, tuple[Row, dict[str, bool]]] = {
     "greedy": (Row(temperature=0.0), {"random": False, "penalised": False}),
@@ -137,26 +136,25 @@ def samplers() -> dict[str, Any]:
                 rows = controls([at(row, i) for i in range(count if "long" not in kind else min(count, 64))], "cuda")
                 x, t = logits[: len(rows.seeds)], tokens[: len(rows.seeds)]
                 figures[kind] = microseconds(lambda x=x, r=rows, t=t, s=scratch, o=options: sample(x, r, t, s, **o))
-                if kind in ("greedy", "plain", "top-p 0.95"):
-                    for plan, (block, warps) in PLANS.items():
-                        meta = {"BLOCK": block, "num_warps": warps}
-                        call = lambda x=x, r=rows, t=t, s=scratch, o=options, m=meta: sample(x, r, t, s, meta=m, **o)  # noqa: E731
-                        figures[f"{kind} {plan}"] = microseconds(call)
             found[f"{vocabulary} x {count}"] = figures
             print(f"sample {vocabulary} x {count}".ljust(24), figures, flush=True)
     return found
 
 
+PARTS: dict[str, Callable[[], dict[str, Any]]] = {"norms": norms, "lookups": lookups, "samplers": samplers}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path)
-    parser.add_argument("--commit", default="")
-    parser.add_argument("--date", default="")
+    parser.add_argument("--commit", default="", help="for the record")
+    parser.add_argument("--date", default="", help="for the record")
+    parser.add_argument("--part", action="append", choices=sorted(PARTS), help="only this; may be repeated")
     chosen = parser.parse_args()
     record = {
         "command": "python bench/gpu_small.py", "date": chosen.date, "commit": chosen.commit,
         "gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__,
-        "norms": norms(), "lookups": lookups(), "samplers": samplers(),
+        **{part: PARTS[part]() for part in chosen.part or PARTS},
     }  # fmt: skip
     if chosen.output:
         chosen.output.write_text(json.dumps(record, indent=1) + "\n")

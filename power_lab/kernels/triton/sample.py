@@ -1,10 +1,10 @@
 """Sampling one token per row of logits, on the GPU. The semantics are those of `kernels/numba/sample.py`.
 
 A row is split over many programs. Every program of a pass leaves a part of the answer; the one that arrives last at its row's
-counter puts the parts together. Passes: `_mark` flags the tokens of histories, for rows with penalties; `_survey` applies penalties and
-biases and finds the largest logit, which is the token where the temperature is 0; `_histogram` and `_collect` find the last survivor of
-top-k and top-p; `_draw` takes the largest (logit - maximum) / temperature + Gumbel noise among survivors. A row that does not need a pass
-ends it at once: every control is read on the device, and a captured graph serves any.
+counter puts the parts together. Passes: `penalties.mark` flags the tokens of histories; `_survey` applies penalties and biases and finds
+the largest logit, which is the token where the temperature is 0; `_weigh`, `_histogram` and `_collect` find the last survivor of top-k
+and top-p; `_draw` takes the largest (logit - maximum) / temperature + Gumbel noise among survivors. A row that does not need a pass ends
+it at once: every control is read on the device, and a captured graph serves any.
 
 Only maxima, lowest ids and sums of whole numbers cross programs, so a token depends on its row alone and not on the split.
 """
@@ -19,15 +19,12 @@ import triton.language as tl
 from torch import Tensor
 
 from power_lab.kernels.ops import SampleRows
-from power_lab.kernels.triton import chain, noise, survivors
+from power_lab.kernels.triton import chain, noise, penalties, survivors
 
 PLAN = "sample: exact maxima and integer sums, any split; philox4x32-10; 2048 bins, masses in units of 2^-44"
 
 SMALLEST_BLOCK, LARGEST_BLOCK = 1024, 4096
 GROUP = tl.constexpr(256)  # tokens whose largest logit helps to bound top-k
-MARKERS = 4  # programs of `_mark` that share a row's history
-PAST = tl.constexpr(1024)  # history tokens looked at together
-BIASES = tl.constexpr(64)  # biases looked at together
 NO_TOP = tl.constexpr(float("inf"))  # a row's maximum once its token is known
 BAD = tl.constexpr(-1)  # a token id that says: these logits cannot be sampled
 
@@ -61,10 +58,11 @@ class Scratch(NamedTuple):
 
     Attributes:
         z: f32 [Q, V], penalised logits; changed: int32 [Q], whether they differ from the raw ones and are there.
-        seen: int8 [Q, 2, V], whether a token is in the history, in the part before what was generated and in that itself.
+        seen: int32 [Q, 2, V / 32], see `penalties.mark`.
         best, ids: f32 and int32 [Q, programs], the largest value of each program's part and its lowest token.
         peaks: f32 [Q, groups], the largest logit of each `GROUP` tokens, in rows with top-k.
-        fars: f32 [Q], see `survivors.add_to_histogram`.
+        lows, fars: f32 [Q], see `survivors.add_to_histogram`.
+        cells: int64 [Q, 2 * CELLS], see `survivors.add_to_cells`.
         tops: f32 [Q], the largest logit, or `NO_TOP` where the token is known.
         cuts: int64 [Q], key of the last survivor.
         bins: int64 [Q, BINS]; limits: int64 [Q, 3], see `survivors.find_limit`.
@@ -78,7 +76,9 @@ class Scratch(NamedTuple):
     best: Tensor
     ids: Tensor
     peaks: Tensor
+    lows: Tensor
     fars: Tensor
+    cells: Tensor
     tops: Tensor
     cuts: Tensor
     bins: Tensor
@@ -101,11 +101,13 @@ class Scratch(NamedTuple):
         return cls(
             z=empty(vocabulary, dtype=torch.float32),
             changed=empty(dtype=torch.int32),
-            seen=torch.zeros((rows, 2, vocabulary), dtype=torch.int8, device=device),
+            seen=torch.zeros((rows, 2, penalties.words(vocabulary)), dtype=torch.int32, device=device),
             best=empty(programs, dtype=torch.float32),
             ids=empty(programs, dtype=torch.int32),
             peaks=empty(triton.cdiv(vocabulary, LARGEST_BLOCK) * LARGEST_BLOCK // GROUP.value, dtype=torch.float32),
+            lows=empty(dtype=torch.float32),
             fars=empty(dtype=torch.float32),
+            cells=empty(2 * survivors.CELLS.value, dtype=torch.int64),
             tops=empty(dtype=torch.float32),
             cuts=empty(dtype=torch.int64),
             bins=empty(survivors.BINS.value, dtype=torch.int64),
@@ -131,56 +133,17 @@ def arrive(counter, programs):
 
 
 @triton.jit
-def _reads_history(c, row):
-    return (tl.load(c.repetition + row) != 1) | (tl.load(c.presence + row) != 0)
-
-
-@triton.jit
 def _limits(c, row, vocabulary):
     """(whether top-k limits this row, k, p)."""
     k = tl.load(c.top_k + row)
     return (k > 0) & (k < vocabulary), k, tl.load(c.top_p + row)
 
 
-@triton.jit(do_not_specialize_on_alignment=["c"])
-def _mark(c, vocabulary, seen, PDL: tl.constexpr):
-    """Flag the tokens of the history of a row with penalties; `_survey` takes the flags away."""
-    chain.begin(PDL)
-    chain.wait(PDL)
-    row, part, parts = tl.program_id(1).to(tl.int64), tl.program_id(0), tl.num_programs(0)
-    if _reads_history(c, row):
-        span = c.history_span + row * 3
-        start, generated, end = tl.load(span), tl.load(span + 1), tl.load(span + 2)
-        for at in range(start + part * PAST, end, parts * PAST):
-            index = at + tl.arange(0, PAST)
-            token = tl.load(c.history + index, mask=index < end, other=-1)
-            known = (token >= 0) & (token < vocabulary)
-            flag = seen + (row * 2 + (index >= generated).to(tl.int64)) * vocabulary + token
-            tl.store(flag, 1, mask=known)
-
-
 @triton.jit
-def _penalise(x, token, inside, repetition, presence, seen, vocabulary):
-    """Penalties, each from the raw logit. Takes away the flags that it reads."""
-    before = tl.load(seen + token, mask=inside, other=0)
-    since = tl.load(seen + vocabulary + token, mask=inside, other=0)
-    tl.store(seen + token, 0, mask=inside)
-    tl.store(seen + vocabulary + token, 0, mask=inside)
-    penalised = tl.where(x > 0, tl.div_rn(x, repetition), x * repetition)
-    return tl.where(since > 0, penalised - presence, tl.where(before > 0, penalised, x))
-
-
-@triton.jit
-def _bias(x, first, start, end, ids, values, BLOCK: tl.constexpr):
-    """Biases of the tokens from `first` on, in their order."""
-    token = first + tl.arange(0, BLOCK)
-    for at in range(start, end, BIASES):
-        some = at + tl.arange(0, BIASES)
-        id = tl.load(ids + some, mask=some < end, other=-1)
-        if tl.max(((id >= first) & (id < first + BLOCK)).to(tl.int32)) > 0:
-            for i in range(at, tl.minimum(at + BIASES, end)):
-                x = tl.where(token == tl.load(ids + i), x + tl.load(values + i), x)
-    return x
+def _row(logits, vocabulary, s, row):
+    """Where a row's logits are: raw, or as penalties left them."""
+    start = row * vocabulary
+    return tl.where(tl.load(s.changed + row) > 0, s.z + start, logits + start)
 
 
 @triton.jit
@@ -205,7 +168,7 @@ def _join_parts(vocabulary, best, ids, programs, PROGRAMS: tl.constexpr):
 
 @triton.jit(do_not_specialize_on_alignment=["c", "tokens"])
 def _survey(
-    logits, vocabulary, c, tokens, s, pitch, peak_pitch,
+    logits, vocabulary, c, tokens, s, pitch, peak_pitch, words,
     RANDOM: tl.constexpr, LIMITED: tl.constexpr,
     BLOCK: tl.constexpr, PROGRAMS: tl.constexpr, PEAKS: tl.constexpr, BINS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -216,17 +179,12 @@ def _survey(
     token = part * BLOCK + tl.arange(0, BLOCK)
     inside = token < vocabulary
     x = tl.load(logits + row * vocabulary + token, mask=inside, other=-float("inf"))
-    reads, first_bias, end_bias = (
-        _reads_history(c, row),
-        tl.load(c.bias_span + row * 2),
-        tl.load(c.bias_span + row * 2 + 1),
-    )
-    changed = reads | (first_bias < end_bias)
+    penalised = penalties.wanted(c, row)
+    changed = penalised | (tl.load(c.bias_span + row * 2) < tl.load(c.bias_span + row * 2 + 1))
     if changed:
-        if reads:
-            repetition, presence = tl.load(c.repetition + row), tl.load(c.presence + row)
-            x = _penalise(x, token, inside, repetition, presence, s.seen + row * 2 * vocabulary, vocabulary)
-        x = _bias(x, part * BLOCK, first_bias, end_bias, c.bias_ids, c.bias_values, BLOCK)
+        if penalised:
+            x = penalties.penalise(x, part * BLOCK, c, row, s.seen, words, BLOCK)
+        x = penalties.add_biases(x, part * BLOCK, c, row, BLOCK)
         tl.store(s.z + row * vocabulary + token, x, mask=inside)
     x = tl.where(inside & (x != x), float("inf"), x)  # NaN counts as an infinite largest logit: both are BAD
     _store_part(x, token, vocabulary, best + part, ids + part)
@@ -249,11 +207,32 @@ def _survey(
             tl.store(s.cuts + row, survivors.min_p_cut(tl.load(c.min_p + row)))
             if LIMITED:
                 tl.store(s.filled + row, 0)
+                tl.store(s.lows + row, -1.0)
+                sums = row * 2 * survivors.CELLS + tl.arange(0, 2 * survivors.CELLS)
+                tl.store(s.cells + sums, tl.zeros([2 * survivors.CELLS], tl.int64))
                 if by_count & (not known):
                     groups = programs * (BLOCK // GROUP)
                     tl.store(s.fars + row, survivors.far_by_count(peaks, groups, k, top, temperature, PEAKS))
                 else:
                     tl.store(s.fars + row, survivors.far_by_mass(vocabulary, p))
+
+
+@triton.jit(do_not_specialize_on_alignment=["c"])
+def _weigh(logits, vocabulary, c, s, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    chain.begin(PDL)
+    chain.wait(PDL)
+    row, part, programs = tl.program_id(1).to(tl.int64), tl.program_id(0), tl.num_programs(0)
+    top = tl.load(s.tops + row)
+    by_count, _, p = _limits(c, row, vocabulary)
+    if (top == NO_TOP) | by_count | (p >= 1):
+        return
+    token = part * BLOCK + tl.arange(0, BLOCK)
+    inside = token < vocabulary
+    x = tl.load(_row(logits, vocabulary, s, row) + token, mask=inside, other=-float("inf"))
+    cells, far = s.cells + row * 2 * survivors.CELLS, s.fars + row
+    survivors.add_to_cells(survivors.distance(x, top, tl.load(c.temperature + row)), inside, tl.load(far), cells)
+    if arrive(s.arrived + row, programs):
+        survivors.find_bracket(cells, p, s.lows + row, far, s.limits + row * 3)
 
 
 @triton.jit(do_not_specialize_on_alignment=["c"])
@@ -267,12 +246,12 @@ def _histogram(logits, vocabulary, c, s, BLOCK: tl.constexpr, BINS: tl.constexpr
         return
     token = part * BLOCK + tl.arange(0, BLOCK)
     inside = token < vocabulary
-    start = row * vocabulary
-    x = survivors.load(logits + start, s.z + start, tl.load(s.changed + row) > 0, token, inside)
+    x = tl.load(_row(logits, vocabulary, s, row) + token, mask=inside, other=-float("inf"))
     away = survivors.distance(x, top, tl.load(c.temperature + row))
-    survivors.add_to_histogram(away, inside, tl.load(s.fars + row), by_count, s.bins + row * BINS)
+    bins = s.bins + row * BINS
+    survivors.add_to_histogram(away, inside, tl.load(s.lows + row), tl.load(s.fars + row), by_count, bins)
     if arrive(s.arrived + row, programs):
-        survivors.find_limit(s.bins + row * BINS, by_count, k, p, s.limits + row * 3)
+        survivors.find_limit(bins, by_count, k, s.limits + row * 3)
 
 
 @triton.jit(do_not_specialize_on_alignment=["c"])
@@ -286,21 +265,21 @@ def _collect(logits, vocabulary, c, s, BLOCK: tl.constexpr, LISTED: tl.constexpr
         return
     token = part * BLOCK + tl.arange(0, BLOCK)
     inside = token < vocabulary
-    raw, z, changed = logits + row * vocabulary, s.z + row * vocabulary, tl.load(s.changed + row) > 0
-    temperature = tl.load(c.temperature + row)
-    away = survivors.distance(survivors.load(raw, z, changed, token, inside), top, temperature)
+    source = _row(logits, vocabulary, s, row), vocabulary, top, tl.load(c.temperature + row)
+    away = survivors.distance(tl.load(source[0] + token, mask=inside, other=-float("inf")), top, source[3])
     limit, keys, filled = s.limits + row * 3, s.keys + row * LISTED, s.filled + row
-    survivors.collect(away, token, inside, tl.load(limit), by_count & (p < 1), keys, filled, LISTED)
+    which = tl.load(limit), by_count & (p < 1), by_count, tl.load(s.lows + row), tl.load(s.fars + row)
+    survivors.collect(away, token, inside, which, keys, filled, LISTED)
     if arrive(s.arrived + row, programs):
-        cut = survivors.find_cut(
-            by_count, p, limit, filled, keys, raw, z, changed, vocabulary, top, temperature, LISTED
-        )
+        count = tl.load(filled, cache_modifier=".cg")
+        cut = survivors.find_cut(p, limit, (keys, count, count <= LISTED), source, which)
         tl.store(s.cuts + row, tl.minimum(cut, tl.load(s.cuts + row)))
 
 
 @triton.jit
-def _score(x, word, token, alive, top, temperature):
-    return tl.where(alive, tl.div_rn(x - top, temperature) + noise.gumbel(word), -float("inf"))
+def _distance(source, token, vocabulary, top, temperature):
+    x = tl.load(source + token, mask=token < vocabulary, other=-float("inf"))
+    return survivors.distance(x, top, temperature)
 
 
 @triton.jit(do_not_specialize_on_alignment=["c", "tokens"])
@@ -311,21 +290,25 @@ def _draw(logits, vocabulary, c, tokens, s, pitch, BLOCK: tl.constexpr, PROGRAMS
     top, cut, temperature = tl.load(s.tops + row), tl.load(s.cuts + row), tl.load(c.temperature + row)
     if top == NO_TOP:
         return
-    best, ids, start = s.best + row * pitch, s.ids + row * pitch, row * vocabulary
-    changed = tl.load(s.changed + row) > 0
+    best, ids, source = s.best + row * pitch, s.ids + row * pitch, _row(logits, vocabulary, s, row)
     # A counter names four tokens: 16 apart, so that neighbouring counters read neighbouring logits.
     counter = part * (BLOCK // 4) + tl.arange(0, BLOCK // 4)
     first = counter // 16 * 64 + counter % 16
-    value = tl.full([BLOCK // 4], -float("inf"), tl.float32)
-    token = first
-    words = noise.words(counter, tl.load(c.seeds + row), tl.load(c.positions + row))
+    away = (
+        _distance(source, first, vocabulary, top, temperature),
+        _distance(source, first + 16, vocabulary, top, temperature),
+        _distance(source, first + 32, vocabulary, top, temperature),
+        _distance(source, first + 48, vocabulary, top, temperature),
+    )
+    value, token, alive = tl.full([BLOCK // 4], -float("inf"), tl.float32), first, first < 0
     for w in tl.static_range(4):
-        candidate = first + 16 * w
-        inside = candidate < vocabulary
-        x = survivors.load(logits + start, s.z + start, changed, candidate, inside)
-        alive = inside & (survivors.key(survivors.distance(x, top, temperature), candidate) <= cut)
-        if tl.max(alive.to(tl.int32)) > 0:
-            score = _score(x, words[w], candidate, alive, top, temperature)
+        alive |= survivors.key(away[w], first + 16 * w) <= cut
+    if tl.max(alive.to(tl.int32)) > 0:
+        words = noise.words(counter, tl.load(c.seeds + row), tl.load(c.positions + row))
+        for w in tl.static_range(4):
+            candidate = first + 16 * w
+            survives = (candidate < vocabulary) & (survivors.key(away[w], candidate) <= cut)
+            score = tl.where(survives, noise.gumbel(words[w]) - away[w], -float("inf"))
             token = tl.where(score > value, candidate, token)
             value = tl.maximum(value, score)
     _store_part(value, token, vocabulary, best + part, ids + part)
@@ -358,7 +341,7 @@ def sample(
         tokens: int32 [Q]; -1 for a row that holds NaN or has no finite largest logit.
         scratch: for at least Q rows of V logits.
         random: False if all temperatures are known to be 0: one pass is enough.
-        limited: False if no row is known to have top-k or top-p: two passes are enough.
+        limited: False if no row is known to have top-k or top-p: three passes less.
         penalised: False if no row is known to have repetition or presence penalties: a pass less.
         meta: launch parameters instead of `plan`'s; blocks of at least `SMALLEST_BLOCK`.
     """
@@ -366,16 +349,17 @@ def sample(
     s, c, limited = scratch, Controls.of(rows), random and limited
     options = {"enable_fp_fusion": False, **chain.options(logits.device)}
     if penalised:
-        _mark[MARKERS, count](c, vocabulary, s.seen, num_warps=4, **options)
+        penalties.mark[penalties.MARKERS, count](c, vocabulary, s.seen, s.seen.shape[2], num_warps=4, **options)
     options |= meta or plan(count, vocabulary)
     programs = triton.cdiv(vocabulary, options["BLOCK"])
     grid, joined, pitch = (programs, count), triton.next_power_of_2(programs), s.best.shape[1]
     bins, peaks = s.bins.shape[1], joined * options["BLOCK"] // GROUP.value
     _survey[grid](
-        logits, vocabulary, c, tokens, s, pitch, s.peaks.shape[1],
+        logits, vocabulary, c, tokens, s, pitch, s.peaks.shape[1], s.seen.shape[2],
         RANDOM=random, LIMITED=limited, PROGRAMS=joined, PEAKS=peaks, BINS=bins, **options,
     )  # fmt: skip
     if limited:
+        _weigh[grid](logits, vocabulary, c, s, **options)
         _histogram[grid](logits, vocabulary, c, s, BINS=bins, **options)
         _collect[grid](logits, vocabulary, c, s, LISTED=s.keys.shape[1], **options)
     if random:

@@ -11,34 +11,28 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from power_lab.kernels.triton import embed, logprobs, norm, sample, survivors
+from power_lab.kernels.triton import embed, logprobs, norm, penalties, sample, survivors
 from tests.kernels.triton.cubin import resources
 
 CONTROLS = sample.Controls(
-    *("*fp32", "*i32", "*fp32", "*fp32", "*fp32", "*fp32"),
-    *("*i64", "*i64"),
-    *("*i32", "*i64"),
-    *("*i32", "*fp32", "*i64"),
-)
+    temperature="*fp32", top_k="*i32", top_p="*fp32", min_p="*fp32", repetition="*fp32", presence="*fp32", seeds="*i64", positions="*i64",
+    history="*i32", history_span="*i64", bias_ids="*i32", bias_values="*fp32", bias_span="*i64",
+)  # fmt: skip
 SCRATCH = sample.Scratch(
-    *("*fp32", "*i32", "*i8"),
-    *("*fp32", "*i32"),
-    *("*fp32", "*fp32", "*fp32"),
-    *("*i64", "*i64", "*i64"),
-    *("*i64", "*i32", "*i32"),
-)
+    z="*fp32", changed="*i32", seen="*i32", best="*fp32", ids="*i32", peaks="*fp32", lows="*fp32", fars="*fp32", cells="*i64", tops="*fp32",
+    cuts="*i64", bins="*i64", limits="*i64", keys="*i64", filled="*i32", arrived="*i32",
+)  # fmt: skip
 POINTERS = {
     "*fp32": ("logits", "chosen", "values", "all_largest", "all_sums", "x", "delta", "post", "weight"),
     "*bf16": ("out", "X", "Out"),
-    "*i8": ("seen",),
-    "*i32": ("tokens", "ids", "arrived", "rows", "Rows"),
+    "*i32": ("tokens", "ids", "arrived", "rows", "Rows", "seen"),
     "*i64": ("all_keys",),
 }  # fmt: skip
 TYPES: dict[str, Any] = {name: type for type, names in POINTERS.items() for name in names} | {
     "c": CONTROLS,
     "s": SCRATCH,
 }
-NUMBERS = {"fp32": ("eps", "cap"), "i32": ("vocabulary", "pitch", "peak_pitch", "top", "count")}
+NUMBERS = {"fp32": ("eps", "cap"), "i32": ("vocabulary", "pitch", "peak_pitch", "top", "count", "words")}
 TYPES |= {name: type for type, names in NUMBERS.items() for name in names}
 ALIGNED = [["tt.divisibility", 16]]
 STACK = 32  # bytes: what a call of the division's slow path may need
@@ -65,11 +59,11 @@ def compiled(kernel: Any, constants: dict[str, Any], warps: int) -> tuple[int, i
 
 
 def main() -> None:
-    passes = (sample._survey, sample._histogram, sample._collect, sample._draw)
+    passes = (sample._survey, sample._weigh, sample._histogram, sample._collect, sample._draw)
     flags = {"RANDOM": True, "LIMITED": True}
     cases = [
         (logprobs._logprobs, {"BLOCK": logprobs.BLOCK, "num_warps": logprobs.WARPS}),
-        (sample._mark, {"BLOCK": 0, "num_warps": 4}),
+        (penalties.mark, {"BLOCK": 0, "num_warps": 4}),
         (sample._survey, {**sample.plan(1, 262144), "RANDOM": False, "LIMITED": False}),
         *((kernel, sample.plan(rows, 262144) | flags) for kernel in passes for rows in (1, 64)),
         (norm._softcap, {"BLOCK": norm.CAPPED, "num_warps": 4}),

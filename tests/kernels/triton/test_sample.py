@@ -52,6 +52,27 @@ def test_a_row_is_split_over_programs(row: Row) -> None:
     assert draw(logits, [row], meta={"BLOCK": 4096, "num_warps": 4}) == want
 
 
+@pytest.mark.parametrize("listed", [8192, 4])
+def test_random_limits_of_peaked_flat_and_masked_rows(listed: int) -> None:
+    rng = np.random.default_rng(6)
+    logits = torch.from_numpy(rng.standard_normal((24, 700)).astype(np.float32))
+    logits *= torch.from_numpy(rng.choice([0.0, 0.5, 4.0, 20.0], 24).astype(np.float32))[:, None]
+    logits[::3] = torch.round(logits[::3] * 4) / 4
+    logits[1::5, 50:600] = -torch.inf
+    rows = [
+        Row(
+            temperature=float(rng.choice([0.01, 0.7, 1.0, 30.0])),
+            top_k=int(rng.choice([0, 0, 1, 20, 400, 699])),
+            top_p=float(rng.choice([0.0, 0.1, 0.5, 0.9, 0.99, 0.9999999])),
+            min_p=float(rng.choice([0.0, 0.0, 0.05])),
+            seed=i,
+        )
+        for i in range(24)
+    ]
+    want = [int(scores(*pair).argmax()) for pair in zip(logits, rows, strict=True)]
+    assert draw(logits, rows, poisoned(24, 700, listed=listed)) == want
+
+
 def test_passes_that_no_row_needs_may_be_left_out() -> None:
     logits, greedy, plain = normal(4, 300), [Row(temperature=0.0)] * 4, [at(Row(min_p=0.01), i) for i in range(4)]
     assert draw(logits, greedy, random=False) == draw(logits, greedy) == logits.argmax(1).tolist()
