@@ -126,6 +126,7 @@ class Engine:
         self._flights: deque[Flight] = deque()  # at most two: one to collect, one behind it
         self._published = 0.0
         self._host: tuple[Change, ...] = ()
+        self._memory: MemoryPlan | None = None
         self._totals = views.Totals()
         self._thread = threading.Thread(target=self._run, name="power-lab-engine", daemon=True) if threaded else None
         if self._thread is not None:
@@ -232,7 +233,8 @@ class Engine:
         return (*views.explain(self.config, self._loaded, self._pool), *(change.decision() for change in self._host))
 
     def memory(self) -> MemoryPlan:
-        return views.memory(self.facts, self._runner, self._pool, psutil.Process().memory_info().rss)
+        """Bytes on the device; of a closed engine, as they were."""
+        return self._memory or views.memory(self.facts, self._runner, self._pool, psutil.Process().memory_info().rss)
 
     def shapes(self) -> tuple[ShapeStats, ...]:
         """What became of each shape that steps ran in: captures, replays, eager runs and why, padding, bytes."""
@@ -352,9 +354,9 @@ class Engine:
         return done.is_set()
 
     def close(self) -> None:
-        """End all requests with EngineClosed, free the KV pool and, where the engine loaded it, the model's threads. Idempotent.
+        """End all requests with EngineClosed, free the KV pool and, where the engine loaded it, the model and its threads. Idempotent.
 
-        The weights are free with the engine's last reference. In a callback it takes effect at the end of the step.
+        In a callback it takes effect at the end of the step.
         """
         with self._lock:
             self._closing = True
@@ -372,7 +374,8 @@ class Engine:
                 if live.request.finish is None:
                     self._scheduler.end(live.request, Finish.CANCELLED, EngineClosed("The engine was closed."))
                 self._settle(live, self._clock())
-            self._runner.release()
+            self._memory = self._memory or self.memory()
+            self._runner.release(weights=self._owns_device)
             if self._owns_device:
                 self._runner.ops.close()  # in turn: another engine may be stepping on the same threads
 

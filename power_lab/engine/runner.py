@@ -105,10 +105,13 @@ class Runner:
         """Allocate the KV pool, the dummy page included, before the first step."""
         self.caches = self.model.caches(pages)
 
-    def release(self) -> None:
-        """Free the KV pool and what refers to it; nothing can be executed afterwards."""
+    def release(self, weights: bool) -> None:
+        """Free what lies on the device, of the model its weights only if they are its own; nothing can be executed afterwards."""
         self.graphs.clear()
         self.caches = ()
+        self.workspace = self.inputs = self._tokens = None  # type: ignore[assignment]
+        if weights:
+            self.model.release()
 
     def launch(self, plan: StepPlan, requests: Mapping[int, Request]) -> Launched:
         """Begin a step: KV is written for all rows, tokens are drawn for the sampled ones. Nothing else changes.

@@ -85,6 +85,13 @@ class Decoder:
         values = sum(2 * layer.attention.kv_width for layer in self.spec.layers) * BLOCK
         return values * ITEMSIZE[self.ops.kv_dtype]
 
+    def release(self) -> None:
+        """Let go of weights and tables; nothing can be run afterwards."""
+        self.weights = None  # type: ignore[assignment]
+        self._layers.clear()
+        self._tables.clear()
+        self._temperatures.clear()
+
     def caches(self, pages: int) -> tuple[KVCache, ...]:
         """Key and value pages of every layer."""
         shapes = ((layer.attention.kv_heads, layer.attention.head_dim) for layer in self.spec.layers)
