@@ -17,6 +17,7 @@ from power_lab.engine import hostprofile, intake, memory, prefix, views
 from power_lab.engine.blocks import BlockPool
 from power_lab.engine.chat import NextPrompt, Turn, next_prompt
 from power_lab.engine.config import EngineConfig, Paths
+from power_lab.engine.flight import Flight
 from power_lab.engine.hostprofile import Change, HostProfile
 from power_lab.engine.interrupts import uninterrupted
 from power_lab.engine.live import Live, Verdict, verify
@@ -26,7 +27,7 @@ from power_lab.engine.plan import StepPlan
 from power_lab.engine.planner import BucketPlan, plan_buckets
 from power_lab.engine.report import Decision, EngineStatus, MemoryPlan
 from power_lab.engine.request import Finish, Prompt, Request, SamplingParams
-from power_lab.engine.runner import Launched, Observer, Runner, Sampled, Sizes
+from power_lab.engine.runner import Observer, Runner, Sampled, Sizes
 from power_lab.engine.scheduler import Limits, Outcome, Scheduler
 from power_lab.engine.shapes import ShapeStats
 from power_lab.engine.speculation.drafters import make as make_drafter
@@ -35,29 +36,6 @@ from power_lab.engine.ticket import Ticket
 from power_lab.engine.trace import BlockState, EngineFacts, OnDelta, OnDone, RunRecord
 from power_lab.errors import EngineClosed, PowerLabError, StepFailed
 from power_lab.models import Report
-
-
-class Flight:
-    """A step that was planned and is not committed yet.
-
-    Args:
-        plan: the step. lives: the requests of its spans. proposals: how their drafts came about.
-        load: requests and blocks after its planning. begun: when that was, monotonic seconds.
-
-    Attributes:
-        launched: the step on the device, once it is there.
-    """
-
-    def __init__(
-        self, plan: StepPlan, lives: list[Live], proposals: dict[int, Proposal], load: dict[str, int], begun: float
-    ) -> None:
-        self.plan = plan
-        self.lives = lives
-        self.requests = {live.request.id: live.request for live in lives}
-        self.proposals = proposals
-        self.load = load
-        self.begun = begun
-        self.launched: Launched | None = None
 
 
 class Engine:
@@ -428,23 +406,13 @@ class Engine:
     ) -> None:
         """After a commit: drafters, traces, streams, records."""
         now = self._clock()
-        plan, times = flight.plan, (sampled.forward_s, sampled.sample_s, now - start)
-        self._totals.count(plan, [verdict[0] for verdict in verdicts if verdict is not None], now)
+        self._totals.count(flight.plan, [verdict[0] for verdict in verdicts if verdict is not None], now)
         wall = now - max(flight.begun, self._published)  # a step that ran behind another began with that one's end
         self._published = now
-        facts = views.StepFacts.of(plan, flight.load, times, wall)
-        at = 0
-        for span, live, decided in zip(plan.spans, flight.lives, verdicts, strict=True):
-            first, at = at, at + span.sampled
-            if decided is None:
-                continue
-            outcome, verdict = decided
+        times = (sampled.forward_s, sampled.sample_s, now - start)
+        for live, (outcome, verdict), round_, step in flight.events(sampled, verdicts, times, wall, now):
             self._proposer.commit(live.request, outcome.emitted)
-            asked = live.request.params.logprobs is not None  # a neighbour may have asked alone
-            logprobs = sampled.logprobs[first : first + len(outcome.emitted)] if asked and sampled.logprobs else []
-            proposal, since = flight.proposals.get(span.request_id), live.since(now)
-            round_ = views.round_of(facts, span, outcome, proposal, since, logprobs)
-            live.accept(verdict, round_, facts.step_of(span, since), now)
+            live.accept(verdict, round_, step, now)
         for request in ended:
             self._settle(self._live[request.id], now)
 

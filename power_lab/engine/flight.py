@@ -1,0 +1,61 @@
+"""A step between its plan and its commit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from power_lab.engine import views
+from power_lab.engine.live import Live, Verdict
+from power_lab.engine.plan import StepPlan
+from power_lab.engine.runner import Launched, Sampled
+from power_lab.engine.scheduler import Outcome
+from power_lab.engine.speculation.transaction import Proposal
+from power_lab.engine.trace import Round, Step
+
+Decided = tuple[Outcome, Verdict]
+
+
+class Flight:
+    """A step that was planned and is not committed yet.
+
+    Args:
+        plan: the step. lives: the requests of its spans. proposals: how their drafts came about.
+        load: requests and blocks after its planning. begun: when that was, monotonic seconds.
+
+    Attributes:
+        launched: the step on the device, once it is there.
+    """
+
+    def __init__(
+        self, plan: StepPlan, lives: list[Live], proposals: dict[int, Proposal], load: dict[str, int], begun: float
+    ) -> None:
+        self.plan = plan
+        self.lives = lives
+        self.requests = {live.request.id: live.request for live in lives}
+        self.proposals = proposals
+        self.load = load
+        self.begun = begun
+        self.launched: Launched | None = None
+
+    def events(
+        self,
+        sampled: Sampled,
+        verdicts: Sequence[Decided | None],
+        times: tuple[float, float, float],
+        wall_s: float,
+        now: float,
+    ) -> Iterator[tuple[Live, Decided, Round | None, Step]]:
+        """What the step came to for each request that awaits it, with its trace events.
+
+        times: forward, sample and commit seconds. wall_s: seconds that the step took of its engine's time.
+        """
+        facts, at = views.StepFacts.of(self.plan, self.load, times, wall_s), 0
+        for span, live, decided in zip(self.plan.spans, self.lives, verdicts, strict=True):
+            first, at = at, at + span.sampled
+            if decided is None:
+                continue
+            outcome, since = decided[0], live.since(now)
+            asked = live.request.params.logprobs is not None  # a neighbour may have asked alone
+            logprobs = sampled.logprobs[first : first + len(outcome.emitted)] if asked and sampled.logprobs else []
+            round_ = views.round_of(facts, span, outcome, self.proposals.get(span.request_id), since, logprobs)
+            yield live, decided, round_, facts.step_of(span, since)
