@@ -109,7 +109,8 @@ class Runner:
         """Free what lies on the device, of the model its weights only if they are its own; nothing can be executed afterwards."""
         self.graphs.clear()
         self.caches = ()
-        self.workspace = self.inputs = self._tokens = None  # type: ignore[assignment]
+        for name in ("workspace", "inputs", "_tokens"):
+            vars(self).pop(name, None)
         if weights:
             self.model.release()
 

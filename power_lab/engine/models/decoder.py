@@ -87,7 +87,7 @@ class Decoder:
 
     def release(self) -> None:
         """Let go of weights and tables; nothing can be run afterwards."""
-        self.weights = None  # type: ignore[assignment]
+        vars(self).pop("weights", None)
         self._layers.clear()
         self._tables.clear()
         self._temperatures.clear()
