@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
+import torch
 
 from power_lab.engine.config import EngineConfig
 from power_lab.engine.engine import Engine
@@ -99,6 +100,8 @@ def _written(loaded: Loaded, prompt: Sequence[int]) -> tuple[list[int], dict[int
     params = SamplingParams(max_tokens=LENGTH - len(prompt), temperature=1.0, seed=0, ignore_eos=True)
     record = engine.submit(list(prompt), params).result()
     engine.close()
+    if loaded.facts.device == "cuda":
+        torch.cuda.synchronize()  # a step that was begun ahead may still be running, on a stream of its own
     return [*prompt, *record.tokens], seen
 
 

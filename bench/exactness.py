@@ -30,10 +30,9 @@ from bench.prompts import prompts  # noqa: E402
 from power_lab.engine import intake  # noqa: E402
 from power_lab.engine.config import EngineConfig, Paths  # noqa: E402
 from power_lab.engine.engine import Engine  # noqa: E402
-from power_lab.engine.loader import Loaded, load  # noqa: E402
+from power_lab.engine.loader import load  # noqa: E402
 from power_lab.engine.request import SamplingParams  # noqa: E402
 from power_lab.engine.trace import RunRecord  # noqa: E402
-from tests.restricted import Restricted  # noqa: E402
 
 WIDTHS = (3, 8, 12, 1)  # taken in turn over the prompts
 TURN = 100
@@ -84,7 +83,7 @@ class Campaign:
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
         self._loaded = load(self._config(), Paths.default(), lambda *_: None)
-        self.engine = self._engine(self._loaded)
+        self.engine = self._engine()
         facts = self.engine.facts
         self.facts = {"model": facts.model, "sha256": facts.sha256, "digest": facts.digest, "versions": facts.versions}
         chosen = prompts()
@@ -104,7 +103,7 @@ class Campaign:
                     self._run(self.engine, self.prompts, DRAFTERS[0], 1, max(self.args.batches))
                 records = self._answers(self.engine, f"{name}, warm", drafter, batch)
                 self._expect_cached(name, records, [len(tokens) // 64 * 64 for tokens in self.prompts])
-        eager = self._engine(self._without_graphs()) if self.args.eager else self.engine
+        eager = self._engine(graph_mb=0) if self.args.eager else self.engine
         for batch in self.args.eager:
             for drafter in DRAFTERS if batch == max(self.args.eager) else DRAFTERS[::2]:  # the slowest cells of all
                 eager.drop_prefixes()
@@ -120,7 +119,7 @@ class Campaign:
         uninterrupted = [self.reference[i].tokens[TURN : 2 * TURN] for i in chosen]
         halves = [[*self.prompts[i], *self.reference[i].tokens[:TURN]] for i in chosen]
         follow = [self.next_turn(self.prompts[i], self.reference[i].tokens[:TURN]) for i in chosen]
-        slow = self._engine(self._loaded, step_tokens=1)
+        slow = self._engine(step_tokens=1)
         for kind, texts, expected in (("own answer continued", halves, uninterrupted), ("new question", follow, None)):
             for warmth, drafter in (("cold", "off"), ("warm", "off"), ("warm", "ngram"), ("token by token", "off")):
                 name = f"{kind}, {warmth}" + (", ngram" if drafter != "off" else "")
@@ -168,19 +167,9 @@ class Campaign:
             **settings,
         )
 
-    def _engine(self, loaded: Loaded, **settings: Any) -> Engine:
-        return Engine(self._config(**settings), loaded=loaded, threaded=False)
-
-    def _without_graphs(self) -> Loaded:
-        """The same weights, every step of which runs operation by operation."""
-        from dataclasses import replace
-
-        from power_lab.engine.models.decoder import Decoder
-
-        model = self._loaded.model
-        ops = Restricted(model.ops, graphs=False)
-        eager = Decoder(model.spec, model.weights, ops, self._loaded.context)  # type: ignore[arg-type]
-        return replace(self._loaded, model=eager)
+    def _engine(self, **settings: Any) -> Engine:
+        """On the one set of weights."""
+        return Engine(self._config(**settings), loaded=self._loaded, threaded=False)
 
     def _answers(self, engine: Engine, name: str, drafter: str, batch: int, *, cold: bool = False) -> list[RunRecord]:
         """A cell: all answers, compared with the first cell's. `cold`: every request finds an empty cache."""

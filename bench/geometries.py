@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -114,6 +115,8 @@ def random_model(name: str, ops: Ops, device: str, context: int) -> Loaded:
     vocab = config["vocab_size"]
     spec: ModelSpec = of_model_type(config["model_type"]).from_config(JsonConfig(config, Path("config.json")), vocab)
     weights: ModelWeights = bind(spec, _Nothing(spec), _Random(ops, device))  # type: ignore[arg-type]
+    if device == "cuda":
+        torch.cuda.synchronize()  # the engine's stream does not wait for the one that draws weights
     facts = EngineFacts(
         model=f"{name} (random)",
         file="",
@@ -169,8 +172,6 @@ class _Random:
 
 
 def _on_device(rows: int, cols: int) -> Array:
-    import torch
-
     from power_lab.kernels.triton.planes import DeviceWeight
 
     values = torch.empty((rows, cols), dtype=torch.bfloat16, device="cuda").normal_(0, DEVIATION)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,9 @@ from power_lab.engine.loader import Loaded
 from power_lab.engine.models.spec import ModelSpec, ModelWeights
 from power_lab.engine.request import SamplingParams
 from power_lab.engine.speculation.drafters import DraftAsk
+from power_lab.engine.ticket import Ticket
 from power_lab.engine.trace import RunRecord
+from power_lab.errors import PowerLabError
 from power_lab.kernels.ops import Graph
 
 RUNS = 5
@@ -85,24 +89,25 @@ class Bench:
         """`batch` requests at once, end to end and in the steps in which all of them decode."""
         self._requests(batch, 0)  # compiles and captures
         rates, steps = [], []
+        before = self._eager_steps()
         for _ in range(RUNS):
-            self.spy.replays.clear()
             start = time.perf_counter()
             records = self._requests(batch, 0)
             rates.append(batch * self._count / (time.perf_counter() - start))
             steps.append(step_seconds(records))
         step = statistics.median(steps)
         made = {"phase": "decode", "batch": batch, "end_to_end_tokens_per_s": round(statistics.median(rates), 1)}
-        return made | self._step(batch, step) | {"runs": RUNS, "best_ms": round(min(steps) * 1e3, 4)}
+        made |= self._step(batch, step, 0)
+        eager = {f"{rows} rows: {why}": n for (rows, why), n in (self._eager_steps() - before).items()}
+        return made | {"eager_steps": eager, "best_ms": round(min(steps) * 1e3, 4), "runs": RUNS}
 
     def verify(self, rows: int) -> Record:
         """One request whose every step verifies rows - 1 drafts."""
         self._requests(1, rows - 1)
         steps = []
         for _ in range(RUNS):
-            self.spy.replays.clear()
             steps.append(step_seconds(self._requests(1, rows - 1)))
-        return {"phase": "verify", "rows": rows} | self._step(1, statistics.median(steps)) | {"runs": RUNS}
+        return {"phase": "verify", "rows": rows} | self._step(1, statistics.median(steps), rows - 1) | {"runs": RUNS}
 
     def prefill(self) -> Record:
         """One long prompt in one step, to its first token."""
@@ -127,57 +132,88 @@ class Bench:
 
     def where(self, batch: int) -> Record:
         """A decode step by operation: each kind's own graph beside the whole."""
-        self.spy.replays.clear()
-        self._requests(batch, 0)
-        graph = self.spy.busiest()
-        if graph is None:
-            raise SystemExit(f"a step of {batch} requests ran eagerly: {self.engine.explain()}")
-        whole = self.spy.graph_seconds(self.device, graph)
-        shares = self.spy.shares(self.device, graph)
-        return {
-            "phase": "where",
-            "batch": batch,
-            "graph_us": round(whole * 1e6, 2),
-            "sum_us": round(sum(share.seconds for share in shares) * 1e6, 2),
-            "operations": [
-                {
-                    "operation": share.label,
-                    "calls": share.calls,
-                    "us": round(share.seconds * 1e6, 2),
-                    "gb_per_s": round(share.weight_bytes / share.seconds / 1e9, 1),
-                }
-                for share in shares
-            ],
-        }
+        self._requests(batch, 0)  # compiles and captures
+        made: Record = {}
+
+        def look(graph: Graph) -> None:
+            whole = self.spy.graph_seconds(self.device, graph)
+            shares = self.spy.shares(self.device, graph)
+            made.update(
+                graph_us=round(whole * 1e6, 2),
+                sum_us=round(sum(share.seconds for share in shares) * 1e6, 2),
+                operations=[
+                    {
+                        "operation": share.label,
+                        "calls": share.calls,
+                        "us": round(share.seconds * 1e6, 2),
+                        "gb_per_s": round(share.weight_bytes / share.seconds / 1e9, 1),
+                    }
+                    for share in shares
+                ],
+            )
+
+        self._in_a_step(batch, 0, look)
+        return {"phase": "where", "batch": batch} | made
 
     def close(self) -> None:
         self.engine.close()
 
+    def _eager_steps(self) -> Counter[tuple[int, str]]:
+        """(rows, why) -> steps so far that ran operation by operation; rows 0 is a prompt's, of no declared shape."""
+        steps: Counter[tuple[int, str]] = Counter()
+        for shape in self.engine.shapes():
+            for why, count in shape.eager.items():
+                steps[shape.shape.rows, why] += count
+        return steps
+
     def _requests(self, batch: int, drafts: int) -> list[RunRecord]:
+        return [ticket.result() for ticket in self._submit(batch, drafts)]
+
+    def _submit(self, batch: int, drafts: int) -> list[Ticket]:
         speculation = {"speculate": "ngram", "width": drafts} if drafts else {}
         params = SamplingParams(max_tokens=self._count, ignore_eos=True, **speculation)
-        tickets = [self.engine.submit(self._tokens(i, self._prompt), params) for i in range(batch)]
-        return [ticket.result() for ticket in tickets]
+        return [self.engine.submit(self._tokens(i, self._prompt), params) for i in range(batch)]
 
     def _tokens(self, seed: int, count: int) -> list[int]:
         return np.random.default_rng(seed).integers(0, min(256, self.engine.facts.vocab), count).tolist()
 
-    def _step(self, batch: int, step: float) -> Record:
-        """What a decode step's seconds amount to, and its graph's alone."""
+    def _step(self, batch: int, step: float, drafts: int) -> Record:
+        """What a step's seconds amount to, and its graph's alone."""
         context = self._prompt + self._count // 2
         read = step_bytes(self.loaded.model.spec, self.loaded.model.weights, batch, context)
-        graph: Graph | None = self.spy.busiest()
-        alone = self.spy.graph_seconds(self.device, graph) if graph is not None else None
-        made: Record = {
+        alone: list[float] = []
+        self._in_a_step(batch, drafts, lambda graph: alone.append(self.spy.graph_seconds(self.device, graph)))
+        return {
             "tokens_per_s": round(batch / step, 1),
             "ms": round(step * 1e3, 4),
             "gb_per_s": round(read / step / 1e9, 1),
             "read_fraction": round(read / step / self._copy_rate, 4),
             "floor_fraction": round(self.stored / step / self._copy_rate, 4),
+            "graph_ms": round(alone[0] * 1e3, 4),
+            "busy": round(alone[0] / step, 4),
         }
-        if alone is not None:
-            made |= {"graph_ms": round(alone * 1e3, 4), "busy": round(alone / step, 4)}
-        return made
+
+    def _in_a_step(self, batch: int, drafts: int, look: Callable[[Graph], None]) -> None:
+        """Run requests and call `look` once with the graph of a step halfway. It may leave nonsense behind, so what they say, or whether
+        they fail from there on, means nothing."""
+        faults: list[Exception | None] = []
+
+        def once(graph: Graph) -> None:
+            try:
+                look(graph)
+                faults.append(None)
+            except Exception as error:
+                faults.append(error)
+                raise
+
+        self.spy.on_replay(self._count // 2, once)
+        for ticket in self._submit(batch, drafts):
+            with suppress(PowerLabError):
+                ticket.result()
+        if not faults:
+            raise SystemExit(f"steps of {batch} requests with {drafts} drafts run eagerly: {self._eager_steps()}")
+        if faults[0] is not None:
+            raise faults[0]
 
 
 def step_seconds(records: Sequence[RunRecord]) -> float:

@@ -39,16 +39,14 @@ class Spy:
 
     Args:
         ops: the table that does the work.
-
-    Attributes:
-        replays: graph -> how often it was replayed since this was last cleared.
     """
 
     def __init__(self, ops: Ops) -> None:
         self._ops = ops
         self._calls: list[Call] | None = None  # of the forward pass that is being recorded
         self._of: dict[int, list[Call]] = {}
-        self.replays: Counter[Graph] = Counter()
+        self._replays: Counter[Graph] = Counter()
+        self._hook: tuple[int, Callable[[Graph], None]] | None = None
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._ops, name)
@@ -73,20 +71,24 @@ class Spy:
         return captured
 
     def replay(self, graph: Graph) -> None:
-        self.replays[graph] += 1
+        self._replays[graph] += 1
+        if self._hook is not None and self._replays[graph] == self._hook[0]:
+            (_, hook), self._hook = self._hook, None
+            hook(graph)
         self._ops.replay(graph)
 
-    def busiest(self) -> Graph | None:
-        """The graph that was replayed most."""
-        return max(self.replays, key=self.replays.__getitem__, default=None)
+    def on_replay(self, count: int, hook: Callable[[Graph], None]) -> None:
+        """Call `hook` once, when some graph is replayed for the count-th time from now: only then do its arrays hold what belongs to it."""
+        self._replays.clear()
+        self._hook = count, hook
 
     def graph_seconds(self, device: str, graph: Graph, repeats: int = 50) -> float:
-        """Seconds of one replay, back to back with others, without the host in between."""
+        """Seconds of one replay, back to back with others, without the host in between. In a hook."""
         self._ops.replay(graph)
         return seconds(device, lambda: self._ops.replay(graph), repeats)
 
     def shares(self, device: str, graph: Graph, repeats: int = 20) -> list[Share]:
-        """Where the graph's time goes: the operations of each kind, recorded without the others, longest first.
+        """Where the graph's time goes: the operations of each kind, recorded without the others, longest first. In a hook.
 
         Between one operation and its next run lie all others of its kind, so that weights come from memory as they do in the step.
         """
