@@ -7,7 +7,9 @@ length changes an output.
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -137,6 +139,133 @@ def test_every_schedule_gives_the_same_tokens(
     for r, (_, emit, _) in zip(requests, shape, strict=True):
         want = expected(r.tokens[: r.prompt_len], emit)
         assert r.output == (want[: r.emitted] if r.id in cancelled else want)
+
+
+class Behind:
+    """A toy that runs steps in the order of their launch, as late as somebody waits for one; ids below 0 are draws of the step before."""
+
+    def __init__(self, toy: Toy) -> None:
+        self.toy = toy
+        self.last: list[int] = []
+
+    def run(self, plan: StepPlan) -> list[list[int]]:
+        spans = [replace(s, tokens=tuple(t if t >= 0 else self.last[-t - 1] for t in s.tokens)) for s in plan.spans]
+        draws = self.toy.run(replace(plan, spans=tuple(spans)))
+        self.last = [token for targets in draws for token in targets]
+        return draws
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    step_tokens=st.integers(1, 200),
+    max_batch=st.integers(1, 5),
+    reuse=st.booleans(),
+    shape=st.lists(st.tuples(st.integers(1, 200), st.integers(1, 70), st.booleans()), min_size=1, max_size=6),
+    spare=st.integers(0, 6),
+    drafting=st.sampled_from([0.0, 0.0, 0.3]),
+)
+def test_steps_planned_ahead_give_the_same_tokens(
+    seed: int,
+    step_tokens: int,
+    max_batch: int,
+    reuse: bool,
+    shape: list[tuple[int, int, bool]],
+    spare: int,
+    drafting: float,
+) -> None:
+    """Requests end at a token of their own while the next step is in flight, are cancelled, preempted, and steps are given up."""
+    rng = random.Random(seed)
+    shared = [rng.randrange(VOCAB) for _ in range(200)]
+    most = max(length + emit for length, emit, _ in shape)
+    total = 1 + -(-most // 64) + spare
+    scheduler, behind = make(total, step_tokens, max_batch, reuse), Behind(Toy(total))
+    requests, ends = [], {}
+    for number, (length, emit, common) in enumerate(shape):
+        prompt = shared[:length] if common else [rng.randrange(VOCAB) for _ in range(length)]
+        r = request(number, prompt, emit)
+        if rng.random() < drafting:
+            r.params = msgspec.structs.replace(r.params, speculate="ngram")
+        requests.append(r)
+        said = expected(prompt, emit)
+        ends[number] = rng.randrange(1, emit + 1) if rng.random() < 0.5 else emit
+        assert len(said) >= ends[number]
+    pending, cancelled, flights = list(requests), set(), []
+    for _ in range(20_000):
+        if pending and rng.random() < 0.4:
+            scheduler.add(pending.pop(0))
+        if rng.random() < 0.02 and not scheduler.idle:
+            rng.choice(list(scheduler)).cancelled = True
+        cancelled |= {r.id for r in scheduler.expire(0.0)}
+        if rng.random() < 0.05 and scheduler.running:
+            scheduler.preempt(rng.choice(scheduler.running))
+        if not flights:
+            for r in scheduler.running:
+                drafts = r.params.speculate != "off"
+                r.drafts = guess(rng, r, scheduler.draft_room(r)) if drafts else ()
+        plan = scheduler.plan()
+        if plan is not None:
+            flights.append(plan)
+        if rng.random() < 0.05:
+            while flights:
+                scheduler.abort(flights.pop())
+        elif flights and (len(flights) == 2 or plan is None or rng.random() < 0.3):
+            done = flights.pop(0)
+            scheduler.commit(done, ended_by(scheduler, done, behind.run(done), ends))
+        scheduler.check()
+        if scheduler.idle and not pending:
+            break
+    else:
+        raise AssertionError("the schedule never ends")
+    while flights:
+        scheduler.abort(flights.pop())
+    assert scheduler.pool.used == 0
+    for r in requests:
+        want = expected(r.tokens[: r.prompt_len], ends[r.id])
+        assert r.output == (want[: r.emitted] if r.id in cancelled else want)
+
+
+def ended_by(
+    scheduler: Scheduler, plan: StepPlan, draws: list[list[int]], ends: dict[int, int]
+) -> list[Outcome | None]:
+    """Outcomes where each request stops after so many tokens, which nobody knew when the step behind was planned."""
+    by_id = {r.id: r for r in scheduler}
+    result: list[Outcome | None] = []
+    for span, targets, awaited in zip(plan.spans, draws, scheduler.awaited(plan), strict=True):
+        if not awaited:
+            result.append(None)
+        elif not span.sampled:
+            result.append(Outcome())
+        else:
+            emitted = [by_id[span.request_id].emitted]
+
+            def terminal(token: int, emitted: list[int] = emitted, last: int = ends[span.request_id]) -> Finish | None:
+                emitted[0] += 1
+                return Finish.STOP if emitted[0] == last else None
+
+            result.append(match(span.tokens[span.rows - span.drafts :], targets, terminal))
+    return result
+
+
+def test_a_step_is_planned_ahead_unless_what_it_says_is_needed_for_it() -> None:
+    for change, ahead in (({}, True), ({"speculate": "lookup"}, False), ({"presence_penalty": 0.5}, False)):
+        scheduler = make(20, 512, 4)
+        r = request(0, [1, 2, 3], 5)
+        r.params = msgspec.structs.replace(r.params, **change)
+        scheduler.add(r)
+        assert scheduler.plan() is not None
+        behind = scheduler.plan()
+        assert (behind is not None) == ahead
+        if behind is not None:
+            assert (behind.spans[0].start, behind.spans[0].tokens) == (3, (-1,))
+            assert scheduler.plan() is None, "no third step"
+
+
+def test_a_last_token_is_not_waited_behind() -> None:
+    scheduler = make(20, 512, 4)
+    scheduler.add(request(0, [1, 2, 3], 1))
+    assert scheduler.plan() is not None
+    assert scheduler.plan() is None, "the request ends with the token in flight"
 
 
 def test_second_request_hits_the_prefix_of_the_first() -> None:
