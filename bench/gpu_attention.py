@@ -1,6 +1,6 @@
 """Attention and rotation on a GPU: equal bits first, then time against the floors of memory and of the matrix unit.
 
-    PYTHONPATH=$PWD python bench/gpu_attention.py [--parts check,decode,prefill,short] [--tiles 64,128] [--json FILE]
+    PYTHONPATH=$PWD python bench/gpu_attention.py [--parts check,decode,prefill,short] [--splits 128,256] [--json FILE]
 
 Needs torch and triton only. Times are medians of replays of a captured graph of launches over caches in turn, which together are larger
 than the L2 cache where bandwidth is the question.
@@ -23,6 +23,7 @@ from power_lab.kernels.ops import BLOCK, Batch
 from power_lab.kernels.triton import attention, rope
 
 DEVICE = "cuda"
+SPLIT = attention.split
 LARGE, SMOLLM2, QWEN, GEMMA = (32, 8, 128), (9, 3, 64), (16, 8, 128), (4, 1, 256)
 Heads = tuple[int, int, int]
 Row = tuple[int, int]  # sequence, position
@@ -39,7 +40,8 @@ class Case:
     length: int
     layer: int = 0
     cut: attention.Plan | None = None
-    tile: int = 0
+    split: int = 0
+    ordered: bool = False
 
     @property
     def rows(self) -> list[Row]:
@@ -54,10 +56,11 @@ class Case:
         return self.cut or attention.plan(len(self.rows), *self.heads, self.pages)
 
 
-def choose(tile: int) -> None:
-    """Tiles of so many keys from here on, whatever the width; 0: as the package chooses."""
-    if tile:
-        attention.tile = lambda _: tile
+def choose(split: int) -> None:
+    """Splits of so many keys from here on, whatever the width; 0: as the package chooses."""
+    attention.split = (lambda _: split) if split else SPLIT
+    for cached in (attention.plan, attention.scratch_floats):
+        cached.cache_clear()
 
 
 class Step:
@@ -67,7 +70,10 @@ class Step:
         q_heads, kv_heads, dim = case.heads
         random = torch.Generator(DEVICE).manual_seed(seed)
         total = case.sequences * case.pages
-        tables = (torch.randperm(total, device=DEVICE, generator=random).int() + 1).view(case.sequences, case.pages)
+        order = torch.randperm(total, device=DEVICE, generator=random)
+        if case.ordered:
+            order = torch.arange(total, device=DEVICE)
+        tables = (order.int() + 1).view(case.sequences, case.pages)
         shape = (total + 1, kv_heads, BLOCK, dim)
         self.caches = [[torch.empty(shape, device=DEVICE, dtype=torch.bfloat16) for _ in "kv"] for _ in range(copies)]
         for cache in self.caches:
@@ -117,7 +123,9 @@ def copy_rate() -> float:
     """Bytes read and written a second by a copy."""
     source, target = (torch.empty(2**30, device=DEVICE, dtype=torch.bfloat16) for _ in range(2))
     source.normal_()
-    return 2 * source.nbytes / seconds(lambda _: target.copy_(source), 4)
+    return (
+        2 * source.nbytes / seconds(lambda _: torch.neg(source, out=target), 4)
+    )  # a kernel: the copy engine is slower
 
 
 # --- equal bits -------------------------------------------------------------------------------------------------------------------------
@@ -126,30 +134,27 @@ def copy_rate() -> float:
 LENGTH = 1000  # keys of the checked sequence
 
 
-def checked(tiles: Sequence[int]) -> list[list[Case]]:
+def checked(splits: Sequence[int]) -> list[list[Case]]:
     """For each kind of layer: one prefill, then the same rows in plans of other shapes, in windows and alone."""
     found = []
-    for heads, layer, tile in ((LARGE, 0, 64), (LARGE, 0, 128), (SMOLLM2, 300, 128), (GEMMA, 300, 64)):
-        if tile not in tiles and 0 not in tiles:
+    for heads, layer, split in ((LARGE, 0, 128), (LARGE, 0, 256), (SMOLLM2, 300, 128), (GEMMA, 300, 64)):
+        if split not in splits and 0 not in splits:
             continue
-        group, pages = heads[0] // heads[1], -(-LENGTH // BLOCK)
-        choose(tile)
-        whole = Case("check", heads, 1, LENGTH, LENGTH, layer, attention.plan(LENGTH, *heads, pages), tile)
-        others = [replace(whole.plan, lines=64, rows=64 // group, warps=4)]
-        if heads == LARGE:
-            others.append(replace(whole.plan, warps=4))
-        group_cases = [whole, *(replace(whole, cut=cut) for cut in others)]
-        for rows, apart in ((1, False), (16, True), (61, False)):
-            cut = replace(attention.plan(rows, *heads, pages), apart=apart, stages=2)
-            group_cases.append(replace(whole, window=rows, cut=cut))
-        found.append(group_cases)
+        pages = -(-LENGTH // BLOCK)
+        choose(split)
+        whole = Case("check", heads, 1, LENGTH, LENGTH, layer, attention.plan(LENGTH, *heads, pages), split)
+        group = [whole]
+        for rows, apart in ((1, False), (16, True), (61, True)):
+            cut = replace(attention.plan(rows, *heads, pages), apart=apart)
+            group.append(replace(whole, window=rows, cut=cut))
+        found.append(group)
     return found
 
 
 def check(group: Sequence[Case]) -> Iterator[str]:
     """Bits must be those of the first case, whose values are compared with f64."""
     case = group[0]
-    choose(case.tile)
+    choose(case.split)
     (q_heads, kv_heads, dim), layer = case.heads, case.layer
     step = Step(case, 1)
     pages = step.batch.tables[0].long()
@@ -166,20 +171,22 @@ def check(group: Sequence[Case]) -> Iterator[str]:
     q = rope.queries(step.qkv, q_heads, dim).transpose(0, 1).double()
     weights = (q @ k.transpose(1, 2) * dim**-0.5).masked_fill(~seen, -torch.inf).softmax(-1)
     want = (weights @ v).transpose(0, 1).flatten(1)
-    yield f"check {case.heads} tile {case.tile} window {layer}: error {float((whole.double() - want).norm() / want.norm()):.1e}"
+    yield f"check {case.heads} split {case.split} window {layer}: error {float((whole.double() - want).norm() / want.norm()):.1e}"
     for other in group[1:]:
         results = []
         for first in {LENGTH - other.window, *((0, 60, 250, 255, 256, 511, 700) if other.window < 100 else ())}:
             part, rows = Step(other, 0), slice(first, first + other.window)
             index = torch.arange(LENGTH, dtype=torch.int32, device=DEVICE)[rows].contiguous()
             part.caches = step.caches
-            part.batch = replace(part.batch, positions=index, table_of=torch.zeros_like(index), tables=step.batch.tables)
+            part.batch = replace(
+                part.batch, positions=index, table_of=torch.zeros_like(index), tables=step.batch.tables
+            )
             part.qkv = step.qkv[rows].contiguous()
             results.append(_same(part.attend(), whole[rows]))
             if part.scratch[: attention.COUNTERS].view(torch.int32).any():
                 results.append("COUNTERS")
         cut = other.plan
-        yield f"  {other.window} rows, {cut.lines} lines, {cut.warps} warps, apart {int(cut.apart)}: {' '.join(sorted(set(results)))}"
+        yield f"  {other.window} rows, {cut.programs} programs, apart {int(cut.apart)}: {' '.join(sorted(set(results)))}"
 
 
 def _same(a: torch.Tensor, b: torch.Tensor) -> str:
@@ -189,38 +196,46 @@ def _same(a: torch.Tensor, b: torch.Tensor) -> str:
     return "equal" if not wrong.any() else f"{int(wrong.sum())} DIFFER"
 
 
+DECODE = (
+    (1, 1, 32768),
+    (8, 1, 32768),
+    (1, 8, 32768),
+    (1, 16, 4096),
+    (64, 1, 1024),
+    (64, 1, 200),
+    (64, 1, 128),
+)  # sequences, rows, keys
+
+
 # --- time -------------------------------------------------------------------------------------------------------------------------------
 
 
-def cases(parts: Sequence[str], tiles: Sequence[int]) -> list[Case]:
+def cases(parts: Sequence[str], splits: Sequence[int]) -> list[Case]:
     found = []
-    for tile in tiles:
-        choose(tile)
+    for split in splits:
+        choose(split)
         if "prefill" in parts:
             for heads in (LARGE, SMOLLM2, GEMMA):
-                if heads == GEMMA and tile == 128:
-                    continue
-                base = Case("prefill", heads, 1, 8192, 8192, tile=tile)
-                group = heads[0] // heads[1]
-                shapes = [(64, 4, 2)] if heads == GEMMA else [(64, 4, 2), (128, 8, 2), *([(128, 8, 3)] if tile == 64 else [])]
-                for lines, warps, stages in shapes:
-                    found.append(replace(base, cut=replace(base.plan, lines=lines, rows=lines // group, warps=warps, stages=stages)))
+                base = Case("prefill", heads, 1, 8192, 8192, split=split)
+                found += [
+                    replace(base, cut=replace(base.plan, stages=stages))
+                    for stages in (2, 3)
+                    if stages == 2 or heads != GEMMA
+                ]
         if "decode" in parts:
-            for sequences, window, length in ((1, 1, 32768), (8, 1, 32768), (1, 8, 32768), (1, 16, 4096), (64, 1, 1024), (64, 1, 200)):
-                base = Case("decode", LARGE, sequences, window, length, tile=tile)
-                for programs, stages in ((264, 2), (132, 3)) if tile == 64 else ((132, 2),):
-                    found.append(replace(base, cut=replace(base.plan, programs=programs, stages=stages)))
+            for sequences, window, length in DECODE:
+                found.append(Case("decode", LARGE, sequences, window, length, split=split))
+            found.append(replace(found[-1], sequences=8, window=1, length=32768, ordered=True))
         if "short" in parts:
-            for heads, layer in ((SMOLLM2, 0), (QWEN, 0), *([] if tile == 128 else [(GEMMA, 512)])):
+            for heads, layer in ((SMOLLM2, 0), (QWEN, 0), (GEMMA, 512)):
                 for window, length in ((1, 128), (1, 512), (1, 1024), (8, 1024)):
-                    base = Case("short", heads, 1, window, length, layer, tile=tile)
-                    found.append(replace(base, cut=replace(base.plan, stages=2)))
+                    found.append(Case("short", heads, 1, window, length, layer, split=split))
     return found
 
 
 def measure(case: Case, copy: float) -> dict[str, object]:
     """One record of the table."""
-    choose(case.tile)
+    choose(case.split)
     q_heads, kv_heads, dim = case.heads
     read = 4 * case.sequences * case.length * kv_heads * dim
     copies = 1 if case.part == "prefill" else max(2, min(24, int(2e8 // read)))
@@ -237,37 +252,46 @@ def measure(case: Case, copy: float) -> dict[str, object]:
 
 
 def line(record: dict[str, object]) -> str:
-    cut, tile = record["cut"], record["tile"]
+    cut, split = record["cut"], record["split"]
     assert isinstance(cut, dict)
     what = f"{record['part']} {record['heads']} {record['sequences']}x{record['window']}@{record['length']}"
-    how = f"tile {tile} lines {cut['lines']} warps {cut['warps']} stages {cut['stages']} programs {cut['programs']} apart {int(cut['apart'])}"
+    how = f"split {split} stages {cut['stages']} programs {cut['programs']} apart {int(cut['apart'])} ordered {int(bool(record['ordered']))}"
     result = {name: record[name] for name in ("us", "tflops", "of_copy", "error") if name in record}
-    return f"{what:38} {how:62} " + " ".join(f"{k} {v}" for k, v in result.items())
+    return f"{what:38} {how:58} " + " ".join(f"{k} {v}" for k, v in result.items())
 
 
-def chain_times() -> Iterator[str]:
+def chain_time(heads: Heads, layer: int, length: int) -> str:
     """Rotation and attention as a layer calls them, in a chain, at batch 1."""
-    for heads, layer in ((SMOLLM2, 0), (QWEN, 0), (GEMMA, 512), (LARGE, 0)):
-        for length in (128, 1024):
-            step = Step(Case("short", heads, 1, 1, length, layer), 4)
-            norms = tuple(torch.ones(heads[2], device=DEVICE) for _ in range(2))
-            table = torch.randn(length, heads[2] // 2, 2, device=DEVICE)
+    choose(0)
+    step = Step(Case("short", heads, 1, 1, length, layer), 4)
+    norms = torch.ones(heads[2], device=DEVICE), torch.ones(heads[2], device=DEVICE)
+    table = torch.randn(length, heads[2] // 2, 2, device=DEVICE)
 
-            def write(i: int, step: Step = step, heads: Heads = heads, table: torch.Tensor = table, norms=norms) -> None:
-                keys, values = step.caches[i % 4]
-                rope.rope_write(step.qkv, step.batch, table, False, heads[0], keys, values, norms, 1e-6)
+    def write(i: int) -> None:
+        keys, values = step.caches[i % 4]
+        rope.rope_write(step.qkv, step.batch, table, False, heads[0], keys, values, norms, 1e-6)
 
-            def both(i: int, write: Callable[[int], None] = write, step: Step = step) -> None:
-                write(i)
-                step.attend(i)
+    def both(i: int) -> None:
+        write(i)
+        step.attend(i)
 
-            times = [1e6 * seconds(call, 40) for call in (write, step.attend, both)]
-            yield f"chain {heads} @{length}: rope {times[0]:.2f} us, attention {times[1]:.2f} us, both {times[2]:.2f} us"
+    times = [1e6 * seconds(call, 40) for call in (write, step.attend, both)]
+    return f"chain {heads} @{length}: rotation {times[0]:.2f} us, attention {times[1]:.2f} us, both {times[2]:.2f} us"
 
 
-def compile_one(case: Case) -> None:
+CHAIN = [
+    (heads, layer, length)
+    for heads, layer in ((SMOLLM2, 0), (QWEN, 0), (GEMMA, 512), (LARGE, 0))
+    for length in (128, 1024)
+]
+
+
+def compile_one(case: Case | tuple[Heads, int, int]) -> None:
     """Run a case's launch on next to nothing, so that its kernels are in Triton's cache."""
-    choose(case.tile)
+    if isinstance(case, tuple):
+        chain_time(*case)
+        return
+    choose(case.split)
     try:
         Step(replace(case, length=case.window, cut=case.plan), 1).attend()
         torch.cuda.synchronize()
@@ -278,16 +302,28 @@ def compile_one(case: Case) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--parts", default="check,prefill,decode,short,chain")
-    parser.add_argument("--tiles", default="0")
+    parser.add_argument("--splits", default="0")
     parser.add_argument("--json")
     options = parser.parse_args()
-    parts, tiles = options.parts.split(","), [int(t) for t in options.tiles.split(",")]
+    parts, splits = options.parts.split(","), [int(t) for t in options.splits.split(",")]
     began = time.time()
-    wanted = cases(parts, tiles)
-    groups = checked(tiles) if "check" in parts else []
-    variants = {(c.heads, c.layer > 0, replace(c.plan, programs=min(c.plan.programs, 1)), c.tile, len(c.rows)): c for c in wanted}
+    wanted = cases(parts, splits)
+    groups = checked(splits) if "check" in parts else []
+    variants = {
+        (c.heads, c.layer > 0, replace(c.plan, programs=min(c.plan.programs, 1)), c.split, len(c.rows)): c
+        for c in wanted
+    }
     with ProcessPoolExecutor(15, mp_context=get_context("spawn")) as pool:
-        list(pool.map(compile_one, [*(c for group in groups for c in group), *variants.values()]))
+        list(
+            pool.map(
+                compile_one,
+                [
+                    *(c for group in groups for c in group),
+                    *variants.values(),
+                    *(CHAIN[::2] if "chain" in parts else []),
+                ],
+            )
+        )
     print(f"compiled {len(variants)} plans: {time.time() - began:.0f} s", flush=True)
     lines = []
     for group in groups:
@@ -302,13 +338,15 @@ def main() -> None:
         records.append(measure(case, copy))
         print(line(records[-1]), flush=True)
     if "chain" in parts:
-        for text in chain_times():
-            lines.append(text)
-            print(text, flush=True)
+        for each in CHAIN:
+            lines.append(chain_time(*each))
+            print(lines[-1], flush=True)
     print(f"{time.time() - began:.0f} s")
     if options.json:
         with open(options.json, "w") as file:
-            json.dump({"gpu": torch.cuda.get_device_name(), "copy": copy, "records": records, "notes": lines}, file, indent=1)
+            json.dump(
+                {"gpu": torch.cuda.get_device_name(), "copy": copy, "records": records, "notes": lines}, file, indent=1
+            )
 
 
 if __name__ == "__main__":

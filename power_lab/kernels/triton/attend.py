@@ -43,43 +43,39 @@ def list_groups(
 
 
 @triton.jit
+def _weigh(peak, m):
+    """The larger of two maxima, and what results under either of them count under it: 1 for one of them."""
+    gap = peak - m
+    smaller = tl.exp2(-tl.abs(gap))
+    return tl.maximum(peak, m), tl.where(gap >= 0, 1.0, smaller), tl.where(gap <= 0, 1.0, smaller)
+
+
+@triton.jit
 def _fold(peak, total, acc, m, sums, part):
     """Two partial softmax results as one: both rescaled to the larger maximum, and added."""
-    top = tl.maximum(peak, m)
-    old, new = tl.exp2(peak - top), tl.exp2(m - top)
+    top, old, new = _weigh(peak, m)
     return top, tl.fma(total, old, sums * new), tl.fma(acc, old[:, None], part * new[:, None])
 
 
 @triton.jit
 def _finish(total, acc):
     """The softmax-weighted mean. Adding 0 makes -0 into 0: whether empty splits were folded in must not show."""
-    return acc / total[:, None] + 0.0
-
-
-@triton.jit
-def _pages(table, tile, last_page, TILE: tl.constexpr, PAGE: tl.constexpr):
-    """The page or the two pages of a tile; what lies behind `last_page` is not read."""
-    COUNT: tl.constexpr = TILE // PAGE
-    first = tl.load(table + tl.minimum(tile * COUNT, last_page))
-    if COUNT == 1:
-        return first, first
-    else:
-        tl.static_assert(COUNT == 2)
-        return first, tl.load(table + tl.minimum(tile * COUNT + 1, last_page))
+    return acc / total + 0.0
 
 
 @triton.jit
 def _tile(
-    q, keys, values, page, other, tile, rules, m, sums, part,
-    D: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr, KV_HEADS: tl.constexpr,
+    q, keys, values, page, tile, rules, m, sums, part,
+    D: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr, KV_HEADS: tl.constexpr,
     MASKED: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
-    """TILE keys and values into the running maximum m [M], sum [M] and weighted values [M, WIDTH] of a split."""
+    """A page of keys and values into the running maximum m [M], sum [M] and weighted values [M, WIDTH] of a split."""
     position, factor, cap, low, high, window = rules
-    i, d = tl.arange(0, TILE), tl.arange(0, WIDTH)
-    pages = page if TILE == PAGE else tl.where(i < PAGE, page, other)
-    at = (pages.to(tl.int64) * (KV_HEADS * PAGE * D) + (i % PAGE) * D)[:, None] + d[None, :]
-    key = tile * TILE + i
+    i, d = tl.arange(0, PAGE), tl.arange(0, WIDTH)
+    keys += page.to(tl.int64) * (KV_HEADS * PAGE * D)
+    values += page.to(tl.int64) * (KV_HEADS * PAGE * D)
+    at = i[:, None] * D + d[None, :]
+    key = tile * PAGE + i
     inside = (d < D)[None, :]
     if MASKED:  # what lies outside is read as 0: it is multiplied by a weight of 0, and may hold anything
         inside = ((key >= low) & (key < high))[:, None] & inside
@@ -150,29 +146,34 @@ def _nothing(M: tl.constexpr, WIDTH: tl.constexpr):
     return tl.full((M,), LOWEST, tl.float32), tl.zeros((M,), tl.float32), tl.zeros((M, WIDTH), tl.float32)
 
 
+@triton.jit
+def _afresh(sums, part, M: tl.constexpr, WIDTH: tl.constexpr, TILES: tl.constexpr):
+    """The state in which a split begins. The lowest maximum weighs old sums by 0, so that they need not be cleared."""
+    if TILES == 1:  # then nothing is carried from tile to tile, and takes no registers
+        sums, part = tl.zeros((M,), tl.float32), tl.zeros((M, WIDTH), tl.float32)
+    return tl.full((M,), LOWEST, tl.float32), sums, part
+
+
 # --- rows that a program takes from their first key to their last ------------------------------------------------------------------------
 
 
 @triton.jit
 def _sweep(
     q, paged, first, last, rules, m, sums, part, peak, total, acc,
-    D: tl.constexpr, WIDTH: tl.constexpr, M: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr,
-    KV_HEADS: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, INTERPRET: tl.constexpr,
+    D: tl.constexpr, WIDTH: tl.constexpr, M: tl.constexpr, PAGE: tl.constexpr, TILES: tl.constexpr, KV_HEADS: tl.constexpr,
+    MASKED: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
-    """Tiles first..last - 1: where one opens a split, the split before it is folded in."""
+    """Tiles first..last - 1: where one ends a split, it is folded in."""
     keys, values, table = paged
-    last_page = (rules[4] - 1) // PAGE
-    next_page, next_other = _pages(table, first, last_page, TILE, PAGE)
+    following = tl.load(table + first, mask=first < last, other=0)
     for tile in tl.range(first, last):
-        page, other = next_page, next_other
-        next_page, next_other = _pages(table, tile + 1, last_page, TILE, PAGE)  # early: nothing waits for it
-        if tile % TILES == 0:
-            peak, total, acc = _fold(peak, total, acc, m, sums, part)
-            m = tl.full((M,), LOWEST, tl.float32)  # which weighs what is in sums and part by 0 from here on
+        page, following = following, tl.load(table + tl.minimum(tile + 1, last - 1))  # early: nothing waits for it
         m, sums, part = _tile(
-            q, keys, values, page, other, tile, rules, m, sums, part,
-            D, WIDTH, PAGE, TILE, KV_HEADS, MASKED, WINDOWED, CAPPED, INTERPRET,
-        )  # fmt: skip
+            q, keys, values, page, tile, rules, m, sums, part, D, WIDTH, PAGE, KV_HEADS, MASKED, WINDOWED, CAPPED, INTERPRET
+        )
+        if (tile + 1) % TILES == 0:
+            peak, total, acc = _fold(peak, total, acc, m, sums, part)
+            m, sums, part = _afresh(sums, part, M, WIDTH, TILES)
     return m, sums, part, peak, total, acc
 
 
@@ -180,7 +181,7 @@ def _sweep(
 def attend_many(
     queries, positions, table_of, tables, temperature, keys, values, out, groups, rows, pages, window, scale, cap,
     Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr,
-    TILE: tl.constexpr, TILES: tl.constexpr, M: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, HEAD_BLOCKS: tl.constexpr,
+    TILES: tl.constexpr, M: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, HEAD_BLOCKS: tl.constexpr,
     WINDOWED: tl.constexpr, CAPPED: tl.constexpr, INTERPRET: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Listed groups of rows, HEADS query heads of one KV head: grid (KV heads * HEAD_BLOCKS, programs that share the list)."""
@@ -198,28 +199,28 @@ def attend_many(
             Q_HEADS, KV_HEADS, D, WIDTH, PAGE, M, HEADS, WINDOWED, INTERPRET,
         )  # fmt: skip
         low, high = rules[3], rules[4]
-        first_tile, last_tile = low // TILE, (high + TILE - 1) // TILE
+        first_tile, last_tile = low // PAGE, (high + PAGE - 1) // PAGE
         m, sums, part = _nothing(M, WIDTH)
         peak, total, acc = _nothing(M, WIDTH)
         bare = first_tile  # from here to `edge` every row sees every key: the same bits without a mask
         if WINDOWED:
-            bare = tl.minimum((tl.maximum(high - window, 0) + TILE - 1) // TILE, last_tile)
+            bare = tl.minimum((tl.maximum(high - window, 0) + PAGE - 1) // PAGE, last_tile)
             m, sums, part, peak, total, acc = _sweep(
                 q, paged, first_tile, bare, rules, m, sums, part, peak, total, acc,
-                D, WIDTH, M, PAGE, TILE, TILES, KV_HEADS, True, WINDOWED, CAPPED, INTERPRET,
+                D, WIDTH, M, PAGE, TILES, KV_HEADS, True, WINDOWED, CAPPED, INTERPRET,
             )  # fmt: skip
-        edge = tl.maximum((high - count + 1) // TILE, bare)
+        edge = tl.maximum((high - count + 1) // PAGE, bare)
         m, sums, part, peak, total, acc = _sweep(
             q, paged, bare, edge, rules, m, sums, part, peak, total, acc,
-            D, WIDTH, M, PAGE, TILE, TILES, KV_HEADS, False, WINDOWED, CAPPED, INTERPRET,
+            D, WIDTH, M, PAGE, TILES, KV_HEADS, False, WINDOWED, CAPPED, INTERPRET,
         )  # fmt: skip
         m, sums, part, peak, total, acc = _sweep(
             q, paged, edge, last_tile, rules, m, sums, part, peak, total, acc,
-            D, WIDTH, M, PAGE, TILE, TILES, KV_HEADS, True, WINDOWED, CAPPED, INTERPRET,
+            D, WIDTH, M, PAGE, TILES, KV_HEADS, True, WINDOWED, CAPPED, INTERPRET,
         )  # fmt: skip
         peak, total, acc = _fold(peak, total, acc, m, sums, part)
         at, used = to
-        tl.store(out + at[:, None] * D + d[None, :], _finish(total, acc), mask=used[:, None] & (d < D)[None, :])
+        tl.store(out + at[:, None] * D + d[None, :], _finish(total[:, None], acc), mask=used[:, None] & (d < D)[None, :])
 
 
 # --- rows whose splits are shared out ----------------------------------------------------------------------------------------------------
@@ -237,30 +238,68 @@ def _leave(to, parts, stats, splits, split, m, sums, part, WIDTH: tl.constexpr):
 
 
 @triton.jit
+def _stretch(
+    q, paged, first, last, end, rules, to, parts, stats, splits, m, sums, part,
+    D: tl.constexpr, WIDTH: tl.constexpr, M: tl.constexpr, PAGE: tl.constexpr, TILES: tl.constexpr, KV_HEADS: tl.constexpr,
+    MASKED: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, INTERPRET: tl.constexpr,
+):  # fmt: skip
+    """Tiles first..last - 1: where one ends a split, it is left in scratch, but for the last before `end`."""
+    keys, values, table = paged
+    following = tl.load(table + first, mask=first < last, other=0)
+    for tile in tl.range(first, last):
+        page, following = following, tl.load(table + tl.minimum(tile + 1, last - 1))  # early: nothing waits for it
+        m, sums, part = _tile(
+            q, keys, values, page, tile, rules, m, sums, part, D, WIDTH, PAGE, KV_HEADS, MASKED, WINDOWED, CAPPED, INTERPRET
+        )
+        if ((tile + 1) % TILES == 0) & (tile + 1 < end):
+            _leave(to, parts, stats, splits, tile // TILES, m, sums, part, WIDTH)
+            m, sums, part = _afresh(sums, part, M, WIDTH, TILES)
+    return m, sums, part
+
+
+@triton.jit
+def _ahead(at, d, used, parts, stats, splits, split, last, peak, total, acc, WIDTH: tl.constexpr, COUNT: tl.constexpr):
+    """Fold COUNT splits from `split` on, as far as there are some: read together, folded in order."""
+    for i in tl.static_range(COUNT):
+        here = at * splits + split + i
+        there = used & (split + i < last)
+        m = tl.load(stats + 2 * here, mask=there, other=LOWEST, cache_modifier=".cg")
+        sums = tl.load(stats + 2 * here + 1, mask=there, other=0.0, cache_modifier=".cg")
+        part = tl.load(parts + here * WIDTH + d, mask=there, other=0.0, cache_modifier=".cg")
+        peak, old, new = _weigh(peak, m)
+        total, acc = tl.fma(total, old, sums * new), tl.fma(acc, old, part * new)
+    return peak, total, acc
+
+
+@triton.jit
 def _gather(
-    at, used, parts, stats, out, splits, first, last,
+    first_pair, within, heads, parts, stats, out, splits, first, last,
     D: tl.constexpr, WIDTH: tl.constexpr, PAIRS: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """Fold splits first..last - 1 of PAIRS pairs of a row and a query head, and write their results. at: row * query heads + head."""
-    d = tl.arange(0, WIDTH)
-    peak, total, acc = _nothing(PAIRS, WIDTH)
-    for split in tl.range(first, last, AHEAD, num_stages=1):
-        for i in tl.static_range(AHEAD):  # read together, folded in order
-            here = at * splits + split + i
-            there = used & (split + i < last)
-            m = tl.load(stats + 2 * here, mask=there, other=LOWEST, cache_modifier=".cg")
-            sums = tl.load(stats + 2 * here + 1, mask=there, other=0.0, cache_modifier=".cg")
-            place = parts + here[:, None] * WIDTH + d[None, :]
-            part = tl.load(place, mask=there[:, None], other=0.0, cache_modifier=".cg")
-            peak, total, acc = _fold(peak, total, acc, m, sums, part)
-    result = _finish(tl.where(used, total, 1.0), acc)
-    tl.store(out + at[:, None] * D + d[None, :], result, mask=used[:, None] & (d < D)[None, :])
+    """Fold splits first..last - 1 of PAIRS pairs of a row and a query head, and write their results.
+
+    first_pair: row * query heads + head of the first, the `within`th of `heads` that there are. Pairs lie end to end, so that no value
+    has to change threads.
+    """
+    i = tl.arange(0, PAIRS * WIDTH)
+    pair, d = i // WIDTH, i % WIDTH
+    used, at = within + pair < heads, first_pair + pair
+    peak = tl.full((PAIRS * WIDTH,), LOWEST, tl.float32)
+    total, acc = tl.zeros((PAIRS * WIDTH,), tl.float32), tl.zeros((PAIRS * WIDTH,), tl.float32)
+    split = first
+    while split + AHEAD <= last:
+        peak, total, acc = _ahead(at, d, used, parts, stats, splits, split, last, peak, total, acc, WIDTH, AHEAD)
+        split += AHEAD
+    while split < last:
+        peak, total, acc = _ahead(at, d, used, parts, stats, splits, split, last, peak, total, acc, WIDTH, 4)
+        split += 4
+    tl.store(out + at * D + d, _finish(tl.where(used, total, 1.0), acc), mask=used & (d < D))
 
 
 @triton.jit
 def _shares(
     positions, table_of, rows, window,
-    ROWS: tl.constexpr, LISTED: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr, WINDOWED: tl.constexpr,
+    ROWS: tl.constexpr, LISTED: tl.constexpr, PAGE: tl.constexpr, TILES: tl.constexpr, WINDOWED: tl.constexpr,
 ):  # fmt: skip
     """Of every row: its number, 1 past the end of its group, and the group's tiles, laid end to end: where they begin, and how many.
 
@@ -273,7 +312,7 @@ def _shares(
     end = tl.min(tl.where(later, row[None, :], rows), 1)
     start = tl.load(positions + safe)
     low = tl.maximum(start + 1 - window, 0) if WINDOWED else start * 0
-    size = (start + end - row + TILE - 1) // TILE - low // (TILE * TILES) * TILES
+    size = (start + end - row + PAGE - 1) // PAGE - low // (PAGE * TILES) * TILES
     size = tl.where(opens, size, 0)
     return row, end, tl.cumsum(size, 0) - size, size
 
@@ -283,7 +322,7 @@ def attend_few(
     queries, positions, table_of, tables, temperature, keys, values, out, counters, parts, stats,
     rows, pages, splits, window, scale, cap,
     Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr,
-    TILE: tl.constexpr, TILES: tl.constexpr, M: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, HEAD_BLOCKS: tl.constexpr,
+    TILES: tl.constexpr, M: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, HEAD_BLOCKS: tl.constexpr,
     LISTED: tl.constexpr, PAIRS: tl.constexpr, AHEAD: tl.constexpr, APART: tl.constexpr,
     WINDOWED: tl.constexpr, CAPPED: tl.constexpr, INTERPRET: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -293,7 +332,7 @@ def attend_few(
     """
     chain.begin(PDL)
     chain.wait(PDL)
-    row, ends, begins, sizes = _shares(positions, table_of, rows, window, ROWS, LISTED, TILE, TILES, WINDOWED)
+    row, ends, begins, sizes = _shares(positions, table_of, rows, window, ROWS, LISTED, PAGE, TILES, WINDOWED)
     tiles = tl.sum(sizes, 0)
     work = tiles.to(tl.int64) * (KV_HEADS * HEAD_BLOCKS)
     at = (work * tl.program_id(0) // tl.num_programs(0)).to(tl.int32)
@@ -313,26 +352,25 @@ def attend_few(
                 pages, window, scale, cap, Q_HEADS, KV_HEADS, D, WIDTH, PAGE, M, HEADS, WINDOWED, INTERPRET,
             )  # fmt: skip
             low, high = rules[3], rules[4]
-            first_split, count = low // (TILE * TILES), (size + TILES - 1) // TILES
-            from_tile = tl.maximum(low // TILE, (first_split + from_split) * TILES)
-            to_tile = tl.minimum((high + TILE - 1) // TILE, (first_split + to_split) * TILES)
-            last_page = (high - 1) // PAGE
-            next_page, next_other = _pages(paged[2], from_tile, last_page, TILE, PAGE)
+            first_split, count = low // (PAGE * TILES), (size + TILES - 1) // TILES
+            from_tile = tl.maximum(low // PAGE, (first_split + from_split) * TILES)
+            to_tile = tl.minimum((high + PAGE - 1) // PAGE, (first_split + to_split) * TILES)
+            edge = from_tile
             m, sums, part = _nothing(M, WIDTH)
-            for tile in tl.range(from_tile, to_tile):
-                page, other = next_page, next_other
-                next_page, next_other = _pages(paged[2], tile + 1, last_page, TILE, PAGE)
-                if (tile % TILES == 0) & (tile > from_tile):
-                    _leave(to, parts, stats, splits, tile // TILES - 1, m, sums, part, WIDTH)
-                    m = tl.full((M,), LOWEST, tl.float32)  # which weighs what is in sums and part by 0 from here on
-                m, sums, part = _tile(
-                    q, paged[0], paged[1], page, other, tile, rules, m, sums, part,
-                    D, WIDTH, PAGE, TILE, KV_HEADS, True, WINDOWED, CAPPED, INTERPRET,
+            if not WINDOWED:  # every row sees every key below: the same bits without a mask
+                edge = tl.minimum(tl.maximum((high - (end - first) + 1) // PAGE, from_tile), to_tile)
+                m, sums, part = _stretch(
+                    q, paged, from_tile, edge, to_tile, rules, to, parts, stats, splits, m, sums, part,
+                    D, WIDTH, M, PAGE, TILES, KV_HEADS, False, WINDOWED, CAPPED, INTERPRET,
                 )  # fmt: skip
+            m, sums, part = _stretch(
+                q, paged, edge, to_tile, to_tile, rules, to, parts, stats, splits, m, sums, part,
+                D, WIDTH, M, PAGE, TILES, KV_HEADS, True, WINDOWED, CAPPED, INTERPRET,
+            )  # fmt: skip
             if (count == 1) & (not APART):
                 place, used = to
                 d = tl.arange(0, WIDTH)
-                result = _finish(sums, part)
+                result = _finish(sums[:, None], part)
                 tl.store(out + place[:, None] * D + d[None, :], result, mask=used[:, None] & (d < D)[None, :])
             else:
                 _leave(to, parts, stats, splits, first_split + to_split - 1, m, sums, part, WIDTH)
@@ -345,12 +383,11 @@ def attend_few(
                         GROUP: tl.constexpr = Q_HEADS // KV_HEADS
                         for each in tl.range(first, end, num_stages=1):
                             for some in tl.static_range(0, HEADS, PAIRS):
-                                within = block * HEADS + some + tl.arange(0, PAIRS)
-                                used = (within < GROUP) & (some + tl.arange(0, PAIRS) < HEADS)
-                                place = (each * Q_HEADS + kv_head * GROUP + within).to(tl.int64)
+                                within = block * HEADS + some
+                                pair = (each * Q_HEADS + kv_head * GROUP + within).to(tl.int64)
                                 _gather(
-                                    place, used, parts, stats, out, splits, first_split, first_split + count,
-                                    D, WIDTH, PAIRS, AHEAD,
+                                    pair, some, tl.minimum(GROUP - block * HEADS, HEADS), parts, stats, out, splits,
+                                    first_split, first_split + count, D, WIDTH, PAIRS, AHEAD,
                                 )  # fmt: skip
         at = unit * tiles + begin + size
 
@@ -368,5 +405,5 @@ def combine(
     first, last = 0, position // SPLIT + 1
     if WINDOWED:
         first = tl.maximum(position + 1 - window, 0) // SPLIT
-    at = tl.program_id(0).to(tl.int64) * Q_HEADS + tl.program_id(1) + tl.arange(0, 1)
-    _gather(at, at >= 0, parts, stats, out, splits, first, last, D, WIDTH, 1, AHEAD)
+    pair = tl.program_id(0).to(tl.int64) * Q_HEADS + tl.program_id(1)
+    _gather(pair, 0, 1, parts, stats, out, splits, first, last, D, WIDTH, 1, AHEAD)

@@ -1,10 +1,9 @@
 """Causal grouped-query attention over pages: one arithmetic for prefill, decode and verify.
 
-A line of the matrix unit is one query head of one row; lines of neighbouring rows of one sequence share tiles. A tile is a multiple of 64
-lines, since below that other instructions would sum in another order, and all warps stand along the lines, so that a line's keys are
-reduced within one warp: its bits do not depend on how many lines and warps there are. Keys are reduced in tiles of `tile` keys by the
-online softmax (Milakov and Gimelshein 2018, arXiv:1805.02867) inside canonical splits of `SPLIT` keys at absolute positions; splits are
-folded in order.
+A line of the matrix unit is one query head of one row; a program has 64 lines and 4 warps, whatever the step, since fewer lines take other
+instructions. A line's keys are reduced within one warp, so that its bits do not depend on what the other lines hold. Keys are reduced in
+tiles of one page by the online softmax (Milakov and Gimelshein 2018, arXiv:1805.02867) inside canonical splits of `split` keys at absolute
+positions; splits are folded in order.
 
 Rows are grouped on the device, so that a captured launch serves any batch of its shape: a group ends where the sequence changes, where
 positions do not follow each other, or at a multiple of `Plan.rows`. Rows of one group share tiles of keys and values: a value that is not
@@ -20,21 +19,22 @@ from functools import lru_cache
 import torch
 import triton
 
-from power_lab.kernels.ops import BLOCK, SPLIT, Batch
+from power_lab.kernels.ops import BLOCK, Batch
 from power_lab.kernels.triton import chain
 from power_lab.kernels.triton.attend import attend_few, attend_many, combine, list_groups
 
 PLAN = (
-    "attention: bf16 Q·Kᵀ and E·V, 64 lines a warpgroup; tiles of 128 keys (64 for heads wider than 128): exp2(fma(s, scale, -max)), sum; "
-    f"splits of {SPLIT} from zero; folded in order: fma(total, old, part * new)"
+    f"attention: bf16 Q·Kᵀ and E·V, 64 lines and 4 warps; tiles of {BLOCK} keys: exp2(fma(s, scale, -max)), sum; splits of 128 keys "
+    "(64 for heads wider than 128) from zero; folded in order: fma(total, old, part * new)"
 )
+LINES, WARPS = 64, 4
 FEW = 64  # rows up to which splits are shared out
-PROGRAMS = 132  # that share them: one for each multiprocessor of an H200
+PROGRAMS = 264  # that share them: two for each multiprocessor of an H200
 COUNTERS = 8192  # words at the start of scratch: of a group's splits, how many are done
 SCRATCH = 1 << 26  # f32 values that splits' results may take; where a table is too wide for that, no splits are shared out
-FOLDED = 16  # splits up to which the program that is last folds those of all rows of a group
+FOLDED = 32  # splits of a table up to which those of a single row are folded by the program that is last
 LISTED = 1024  # rows that the list's maker reads at a time
-AHEAD = 16  # splits that are read ahead of their fold
+AHEAD = 32  # splits that are read ahead of their fold, where there are so many; half for heads wider than 128
 LOG2E = math.log2(math.e)
 INTERPRET = triton.knobs.runtime.interpret  # bf16 arithmetic is broken in the interpreter, which computes in f32
 
@@ -44,43 +44,37 @@ class Plan:
     """How one launch is cut. Nothing in it decides bits.
 
     Attributes:
-        lines: of a tile; heads * rows of them are used.
         heads: query heads of a KV head that a program takes.
-        rows: neighbouring rows that a program takes.
+        rows: neighbouring rows that a program takes; heads * rows lines are used.
         head_blocks: programs that share the query heads of a KV head.
         programs: that share the splits of all groups; 0: one program walks all keys of a group.
         apart: splits are folded by a launch of their own.
-        warps: of a program.
         stages: tiles of keys and values on their way at once.
     """
 
-    lines: int
     heads: int
     rows: int
     head_blocks: int
     programs: int
     apart: bool
-    warps: int
-    stages: int
+    stages: int = 2
 
 
 @lru_cache(maxsize=4096)
 def plan(rows: int, q_heads: int, kv_heads: int, head_dim: int, pages: int) -> Plan:
     """The plan of a step of `rows` rows over tables of `pages` pages: shapes only."""
-    group, width = q_heads // kv_heads, _width(head_dim)
-    shared = _shared(rows, q_heads, kv_heads, head_dim, pages)
-    lines = 64 if shared or width > 128 else 128
-    heads = min(group, lines)
+    group = q_heads // kv_heads
+    heads = min(group, LINES)
     blocks = triton.cdiv(group, heads)
-    if not shared:
-        return Plan(lines, heads, lines // heads, blocks, 0, False, lines // 16, 2)
-    splits = _splits(pages)
+    if not _shared(rows, q_heads, kv_heads, head_dim, pages):
+        return Plan(heads, LINES // heads, blocks, 0, False)
+    splits = _splits(pages, head_dim)
     programs = min(PROGRAMS, rows * kv_heads * blocks * splits)
-    return Plan(lines, heads, lines // heads, blocks, programs, rows > 1 and splits > FOLDED, 4, 2 if width > 128 else 3)
+    return Plan(heads, LINES // heads, blocks, programs, rows > 1 or splits > FOLDED)
 
 
-def tile(head_dim: int) -> int:
-    """Keys of a tile, of which the width of a head alone decides."""
+def split(head_dim: int) -> int:
+    """Keys of a canonical split, of which the width of a head alone decides."""
     return 128 if head_dim <= 128 else 64
 
 
@@ -95,16 +89,16 @@ def scratch_floats(rows: int, q_heads: int, kv_heads: int, head_dim: int, pages:
 
 
 def _shared(rows: int, q_heads: int, kv_heads: int, head_dim: int, pages: int) -> bool:
-    counters = rows * kv_heads * triton.cdiv(q_heads // kv_heads, 64)
+    counters = rows * kv_heads * triton.cdiv(q_heads // kv_heads, LINES)
     return rows <= FEW and counters <= COUNTERS and _floats(rows, q_heads, head_dim, pages) <= SCRATCH
 
 
 def _floats(rows: int, q_heads: int, head_dim: int, pages: int) -> int:
-    return rows * q_heads * _splits(pages) * (_width(head_dim) + 2)
+    return rows * q_heads * _splits(pages, head_dim) * (_width(head_dim) + 2)
 
 
-def _splits(pages: int) -> int:
-    return triton.cdiv(pages * BLOCK, SPLIT)
+def _splits(pages: int, head_dim: int) -> int:
+    return triton.cdiv(pages * BLOCK, split(head_dim))
 
 
 def _width(head_dim: int) -> int:
@@ -133,29 +127,29 @@ def attention(
     """
     rows, pages = qkv.shape[0], batch.tables.shape[1]
     kv_heads, dim = keys.shape[1], keys.shape[3]
-    cut, width, keys_of_tile = cut or plan(rows, q_heads, kv_heads, dim, pages), _width(dim), tile(dim)
+    cut, width, keys_of_split = cut or plan(rows, q_heads, kv_heads, dim, pages), _width(dim), split(dim)
     capped, units, join = softcap > 0, kv_heads * cut.head_blocks, chain.options(qkv.device)
     factors = (2 * LOG2E * scale / softcap, LOG2E * softcap) if capped else (LOG2E * scale, 0.0)
     source = (qkv.view(torch.bfloat16), batch.positions, batch.table_of, batch.tables, temperature, keys, values, out)
-    sizes = (q_heads, kv_heads, dim, width, BLOCK, keys_of_tile, SPLIT // keys_of_tile, cut.lines, cut.heads, cut.rows, cut.head_blocks)
+    sizes = (q_heads, kv_heads, dim, width, BLOCK, keys_of_split // BLOCK, LINES, cut.heads, cut.rows, cut.head_blocks)
     if cut.programs == 0:
         groups = scratch[COUNTERS:].view(torch.int32)
         items = triton.cdiv(rows, cut.rows) + min(batch.tables.shape[0], rows)
         list_groups[(1,)](batch.positions, batch.table_of, groups, rows, cut.rows, LISTED, num_warps=4, **join)
         attend_many[(units, items)](
             *source, groups, rows, pages, window, *factors, *sizes, window > 0, capped, INTERPRET,
-            num_warps=cut.warps, num_stages=cut.stages, enable_fp_fusion=False, **join,
+            num_warps=WARPS, num_stages=cut.stages, enable_fp_fusion=False, **join,
         )  # fmt: skip
         return
-    splits = _splits(pages)
+    splits = _splits(pages, dim)
     parts, stats = scratch[COUNTERS:], scratch[COUNTERS + rows * q_heads * splits * width :]
     attend_few[(cut.programs,)](
         *source, scratch.view(torch.int32), parts, stats, rows, pages, splits, window, *factors, *sizes,
-        triton.next_power_of_2(rows), min(8, triton.next_power_of_2(cut.heads)), AHEAD, cut.apart, window > 0, capped, INTERPRET,
-        num_warps=cut.warps, num_stages=cut.stages, enable_fp_fusion=False, **join,
+        triton.next_power_of_2(rows), min(4, triton.next_power_of_2(cut.heads)), AHEAD if width <= 128 else AHEAD // 2, cut.apart, window > 0, capped, INTERPRET,
+        num_warps=WARPS, num_stages=cut.stages, enable_fp_fusion=False, **join,
     )  # fmt: skip
     if cut.apart:
         combine[(rows, q_heads)](
-            batch.positions, parts, stats, out, splits, window, q_heads, dim, width, SPLIT, window > 0, AHEAD,
-            num_warps=1, enable_fp_fusion=False, **join,
+            batch.positions, parts, stats, out, splits, window, q_heads, dim, width, keys_of_split, window > 0, AHEAD,
+            num_warps=max(1, width // 32), enable_fp_fusion=False, **join,
         )  # fmt: skip

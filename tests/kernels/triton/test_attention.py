@@ -97,17 +97,18 @@ def test_rows_see_their_own_keys(case: Case) -> None:
 @pytest.mark.parametrize(
     ("rows", "heads", "pages", "wanted"),
     [
-        (1, (32, 8, 128), 512, attention.Plan(64, 4, 16, 1, 132, False, 4, 3)),
-        (8, (32, 8, 128), 512, attention.Plan(64, 4, 16, 1, 132, True, 4, 3)),
-        (64, (32, 8, 128), 64, attention.Plan(64, 4, 16, 1, 132, False, 4, 3)),
-        (8192, (32, 8, 128), 512, attention.Plan(128, 4, 32, 1, 0, False, 8, 2)),
-        (1, (9, 3, 64), 4, attention.Plan(64, 3, 21, 1, 3, False, 4, 3)),
-        (20, (80, 1, 64), 512, attention.Plan(64, 64, 1, 2, 132, True, 4, 3)),
+        (1, (32, 8, 128), 64, attention.Plan(4, 16, 1, 256, False)),
+        (1, (32, 8, 128), 512, attention.Plan(4, 16, 1, 264, True)),
+        (8, (32, 8, 128), 16, attention.Plan(4, 16, 1, 264, True)),
+        (64, (32, 8, 128), 512, attention.Plan(4, 16, 1, 0, False)),
+        (8192, (32, 8, 128), 512, attention.Plan(4, 16, 1, 0, False)),
+        (1, (9, 3, 64), 4, attention.Plan(3, 21, 1, 6, False)),
+        (20, (80, 1, 64), 512, attention.Plan(64, 1, 2, 264, True)),
     ],
 )
 def test_plans(rows: int, heads: tuple[int, int, int], pages: int, wanted: attention.Plan) -> None:
     assert attention.plan(rows, *heads, pages) == wanted
-    assert wanted.heads * wanted.rows <= wanted.lines and wanted.heads * wanted.head_blocks >= heads[0] // heads[1]
+    assert wanted.heads * wanted.rows <= attention.LINES and wanted.heads * wanted.head_blocks >= heads[0] // heads[1]
 
 
 def test_scratch_is_bounded_over_all_steps() -> None:
