@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from bench.cpu import about  # noqa: E402
+from bench.floors import card  # noqa: E402
 from bench.prompts import prompts  # noqa: E402
 from power_lab.engine import intake  # noqa: E402
 from power_lab.engine.config import EngineConfig, Paths  # noqa: E402
@@ -60,7 +61,7 @@ def main() -> None:
     if args.tokens < 2 * TURN:
         parser.error(f"--tokens: at least {2 * TURN}, of which the second half is what a continued answer must say")
 
-    run = about(args) | {"device": args.device} | ({"commit": args.commit} if args.commit else {})
+    run = about(args) | {"card": card(args.device)} | ({"commit": args.commit} if args.commit else {})
     campaign = Campaign(args)
     try:
         campaign.outputs()

@@ -1,10 +1,20 @@
-"""What a device can do at best, measured: copy bandwidth and matrix rate; and the clock that GPU work is timed with."""
+"""Which device it is and what it can do at best, measured: copy bandwidth and matrix rate; and the clock that its work is timed with."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from typing import Any
+
+
+def card(device: str) -> str:
+    """The device with what runs its kernels, for records."""
+    if device == "cpu":
+        return "cpu"
+    import torch
+    import triton
+
+    return f"{torch.cuda.get_device_name()}, torch {torch.__version__}, Triton {triton.__version__}"
 
 
 def seconds(device: str, work: Callable[[], Any], repeats: int) -> float:

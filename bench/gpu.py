@@ -10,8 +10,9 @@ a name from `lab.models()`. Cases, each of which can be asked for alone:
 - where: a decode step by operation. peers: transformers on the same geometry, vLLM as recorded elsewhere.
 
 `floor_fraction` of decoding is the rate at which the weights' stored bytes pass, of prefill its operations, over copy bandwidth and matrix
-rate measured in the same run. `read_fraction` counts what a step really reads: the multiplied matrices and the KV. `busy` is the
-graph's time alone over the step's. With wrong bits or no parity nothing is measured and the exit status is 1. Figures are medians.
+rate measured in the same run. `read_fraction` counts what a step really reads: the multiplied matrices and the KV. `graph_ms` is the step's
+graph alone, replayed without the host, `busy` its share of the step; `device_ms` is the engine's own count of a step on the device. Figures
+are medians. With wrong bits or no parity nothing is measured and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ sys.path.insert(0, str(ROOT))
 
 from bench import bits, gpu_peers  # noqa: E402
 from bench.cpu import about  # noqa: E402
-from bench.floors import copy_bandwidth, matrix_rate  # noqa: E402
+from bench.floors import card, copy_bandwidth, matrix_rate  # noqa: E402
 from bench.geometries import GEOMETRIES, random_model  # noqa: E402
 from bench.measure import Bench, Record  # noqa: E402
 from bench.spy import Spy  # noqa: E402
@@ -60,12 +61,12 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="also write records with device, command and commit to this file")
     args = parser.parse_args()
     say: Callable[..., None] = (lambda *_: None) if args.json else partial(print, flush=True)
-    run = about(args) | {"device": card(args.device)} | ({"commit": args.commit} if args.commit else {})
+    run = about(args) | {"card": card(args.device)} | ({"commit": args.commit} if args.commit else {})
     floors = {"copy_bytes_per_s": 0.0, "matrix_flop_per_s": 0.0}
     if set(TIMED) & set(args.cases):
         floors = {"copy_bytes_per_s": copy_bandwidth(args.device), "matrix_flop_per_s": matrix_rate(args.device)}
         copy, matrix = floors.values()
-        say(f"{run['device']}: copy {copy / 1e12:.3f} TB/s, bf16 product {matrix / 1e12:.1f} TFLOP/s")
+        say(f"{run['card']}: copy {copy / 1e12:.3f} TB/s, bf16 product {matrix / 1e12:.1f} TFLOP/s")
     records: list[Record] = []
     try:
         for model in args.models:
@@ -76,15 +77,6 @@ def main() -> None:
             args.output.write_text(json.dumps({"run": run, **floors, "records": records}, indent=1) + "\n")
         if args.json:
             print(json.dumps(records, indent=1))
-
-
-def card(device: str) -> str:
-    if device == "cpu":
-        return "cpu"
-    import torch
-    import triton
-
-    return f"{torch.cuda.get_device_name()}, torch {torch.__version__}, Triton {triton.__version__}"
 
 
 def measure(

@@ -88,16 +88,17 @@ class Bench:
     def decode(self, batch: int) -> Record:
         """`batch` requests at once, end to end and in the steps in which all of them decode."""
         self._requests(batch, 0)  # compiles and captures
-        rates, steps = [], []
+        rates, steps, device = [], [], []
         before = self._eager_steps()
         for _ in range(RUNS):
             start = time.perf_counter()
             records = self._requests(batch, 0)
             rates.append(batch * self._count / (time.perf_counter() - start))
             steps.append(step_seconds(records))
+            device.append(statistics.median(round_.forward_s for round_ in records[0].rounds))
         step = statistics.median(steps)
         made = {"phase": "decode", "batch": batch, "end_to_end_tokens_per_s": round(statistics.median(rates), 1)}
-        made |= self._step(batch, step, 0)
+        made |= self._step(batch, step, 0) | {"device_ms": round(statistics.median(device) * 1e3, 4)}
         eager = {f"{rows} rows: {why}": n for (rows, why), n in (self._eager_steps() - before).items()}
         return made | {"eager_steps": eager, "best_ms": round(min(steps) * 1e3, 4), "runs": RUNS}
 
@@ -112,11 +113,12 @@ class Bench:
     def prefill(self) -> Record:
         """One long prompt in one step, to its first token."""
         tokens = self._tokens(0, self._prefill)
-        times = []
+        times, device = [], []
         for _ in range(RUNS + 2):
             start = time.perf_counter()
-            self.engine.submit(tokens, SamplingParams(max_tokens=1)).result()
+            record = self.engine.submit(tokens, SamplingParams(max_tokens=1)).result()
             times.append(time.perf_counter() - start)
+            device.append(record.rounds[0].forward_s)
         spent = statistics.median(times[2:])
         work = prefill_work(self.loaded.model.spec, self.loaded.model.weights, self._prefill)
         return {
@@ -125,6 +127,7 @@ class Bench:
             "tokens_per_s": round(self._prefill / spent, 1),
             "ms": round(spent * 1e3, 3),
             "best_ms": round(min(times) * 1e3, 3),
+            "device_ms": round(statistics.median(device[2:]) * 1e3, 3),
             "tflop_per_s": round(work / spent / 1e12, 2),
             "floor_fraction": round(work / spent / self._matrix_rate, 4),
             "runs": RUNS,

@@ -31,9 +31,3 @@ def gpu_ops() -> Ops:
 def numba_ops(gpu_ops: Ops) -> Callable[[int], Ops]:
     """The CPU suites' maker of operation tables, so that they run here as they are."""
     return lambda threads: gpu_ops
-
-
-@pytest.fixture(scope="session")
-def behind() -> Callable[[Ops], Ops]:
-    """A GPU runs behind its host by itself."""
-    return lambda ops: ops
