@@ -33,23 +33,9 @@ def _embed(Ids, Drawn, before, table, Out, K, scale, FORM: tl.constexpr, DEPTH: 
         value = tl.load(table[0] + row * K + j, mask=j < K, other=0.0).to(tl.float32)
         tl.store(Out + r * K + j, tl.where(known, value * scale, float("nan")), mask=j < K)
     else:
-        j = tl.arange(0, 32)
-        for q in tl.static_range(DEPTH // 32):
-            if k + q * 32 < K:
-                FIELD: tl.constexpr = q % (16 // FORM[0])
-                chunk = (k // (512 // FORM[0]) + q // (16 // FORM[0])).to(tl.int64)
-                low = tl.load(table[0] + (chunk * N + row) * 32 + j).to(tl.int32)
-                high = low
-                HIGH_FIELD: tl.constexpr = q % (8 // FORM[1]) if FORM[1] else 0
-                if FORM[1] > 0:
-                    chunk = (k // (256 // FORM[1]) + q // (8 // FORM[1])).to(tl.int64)
-                    high = tl.load(table[1] + (chunk * N + row) * 32 + j).to(tl.int32)
-                column = k + q * 32 + j
-                block = unpack.of_block(table, column // FORM[3], row, j >= 0, N, FORM)
-                stored = unpack.of_sub(block, table, column // (FORM[4] if FORM[4] else 32), row, j >= 0, N, FORM)
-                s, o = unpack.scales(stored, FORM)
-                value = unpack.values(low, high, s, o, FIELD, HIGH_FIELD, FORM)
-                tl.store(Out + r * K + column, tl.where(known, value * scale, float("nan")))
+        j = k + tl.arange(0, DEPTH)
+        value = unpack.gathered(table, row, j, N, j < K, FORM)
+        tl.store(Out + r * K + j, tl.where(known, value * scale, float("nan")), mask=j < K)
 
 
 @triton.jit(do_not_specialize_on_alignment=["Rows"])

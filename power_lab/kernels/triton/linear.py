@@ -15,11 +15,11 @@ import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from power_lab.kernels.ops import Activation
-from power_lab.kernels.quants import QuantType, row_bytes
+from power_lab.kernels.quants import QuantType
 from power_lab.kernels.triton import chain
-from power_lab.kernels.triton.planes import FORMS, PLANES, DeviceWeight
+from power_lab.kernels.triton.planes import FORMS, PLANES, DeviceWeight, Form
 from power_lab.kernels.triton.product import combine, product
-from power_lab.kernels.triton.wide import wide
+from power_lab.kernels.triton.wide import spread, wide
 
 PLAN = (
     "bf16 operands (a weight is rounded once, from its f32 value), f32 sums over k in order; reduction(N, K) cuts K into "
@@ -113,12 +113,9 @@ def reduction(columns: int, cols: int, gated: bool) -> tuple[int, int]:
     return -(-cols // depth), depth
 
 
-def form(type: QuantType) -> tuple[int, int, int, int, int, bool, int, bool] | None:
-    """What kernels are compiled for: (low bits, high bits, code of 0, block, sub-block, affine, type, code book)."""
-    if type not in FORMS:
-        return None
-    f = FORMS[type]
-    return f.low, f.high, f.zero, f.block, f.sub, f.affine, int(type), type in (QuantType.IQ4_NL, QuantType.IQ4_XS)
+def form(type: QuantType) -> Form | None:
+    """What kernels are compiled for."""
+    return FORMS.get(type)
 
 
 def arguments(weight: DeviceWeight) -> tuple[torch.Tensor | int, ...]:
@@ -199,7 +196,9 @@ def _launch(
 ) -> None:
     """A product of weights of one type: side by side, or gated."""
     rows, cols = x.shape
-    if rows > NARROW and weights[0].type not in FORMS and cols % 8 == 0:
+    if rows > NARROW and weights[0].type in FORMS:
+        _launch_panels(x, weights, out, work, bias, activation)
+    elif rows > NARROW and cols % 8 == 0:
         _launch_wide(x, weights, out, bias, activation)
     else:
         for first in range(0, rows, NARROW):
@@ -244,6 +243,40 @@ def _launch_wide(
         end = column + len(part)
         launch_wide(x, part, part, out[:, column:end], None if bias is None else bias[column:end], NONE, out.shape[1])
         column = end
+
+
+def _launch_panels(
+    x: torch.Tensor,
+    weights: tuple[DeviceWeight, ...],
+    out: torch.Tensor,
+    work: Workspace,
+    bias: torch.Tensor | None,
+    activation: int,
+) -> None:
+    """Launches for many rows and stored codes, which are unpacked once, as many columns at a time as the scratch holds."""
+    cols = x.shape[1]
+    panel = work.partials.view(torch.bfloat16)
+    most = panel.numel() // cols // (2 if activation else 1)
+    column = 0
+    for weight in weights[:1] if activation else weights:
+        for first in range(0, weight.rows, most):
+            count = min(most, weight.rows - first)
+            one, two = (panel[at * cols : (at + count) * cols].view(count, cols) for at in (0, count if activation else 0))
+            _spread(weight, first, one)
+            if activation:
+                _spread(weights[1], first, two)
+            part = None if bias is None else bias[column : column + count]
+            launch_wide(x, one, two, out[:, column : column + count], part, activation, out.shape[1])
+            column += count
+
+
+def _spread(weight: DeviceWeight, first: int, panel: torch.Tensor) -> None:
+    """panel = the rows of a stored weight from `first` on, as bf16."""
+    count, cols = panel.shape
+    spread[triton.cdiv(count, 64), triton.cdiv(cols, FORMS[weight.type].depth)](
+        arguments(weight), panel, first, count, cols, BN=64, FORM=form(weight.type),
+        INTERPRET=triton.knobs.runtime.interpret, num_warps=4, enable_fp_fusion=False, **chain.options(panel.device),
+    )  # fmt: skip
 
 
 def tiling(rows: int, columns: int, gated: bool) -> tuple[int, int, int, int, int]:

@@ -3,14 +3,16 @@
 A block of a file is 17 to 210 bytes, so its fields lie unaligned, and a tile of weights is scattered over small pieces. Here every field
 becomes an array of its own, the depth (K) its slowest axis, so that a tile of consecutive rows is one contiguous piece:
 
-- `codes` int16 [chunks, N, 32]: the low `LOW` bits of the codes. A word holds the codes of 16 / LOW groups of 32: bits f * LOW and up of
-  word j are the code of value 32 f + j of its chunk. Signed codes are stored with their sign bit flipped, so that order is kept.
-- `high` uint8 [chunks, N, 32]: the remaining `HIGH` bits, packed in the same way.
-- `scale`, `minimum` f16 [blocks, N] (MXFP4: the exponent, uint8); `subs`, `sub_minima` [groups, N]: the blocks' integers, those of
-  Q2_K as in the file, the minimum in the upper four bits of `subs`.
-- `values` [N, K]: types without blocks, as they are.
+- `codes` int16 [tiles, N, words]: the low `low` bits of the codes, of `tile` values of a row. Two words hold the codes of 2 F consecutive
+  values, F = 16 / low: bits f * low and up of the first are the code of value 2 f, of the second that of 2 f + 1. So the same bits of
+  both are neighbours, which become a pair of bf16 together. Signed codes are stored with their sign bit flipped, so that order is kept.
+- `high` uint8 [steps, N, 32]: the remaining `high` bits, a byte for each word of the step's tiles, those of f at bits f * high and up; a
+  byte that is half needed serves the words of two tiles.
+- `scale`, `minimum` f16 (MXFP4: the exponent, uint8); `subs`, `sub_minima`: the blocks' integers, those of Q2_K as in the file, the
+  minimum in the upper four bits of `subs`. [tiles, N, groups of a tile], where blocks are of 256 values [blocks, N].
+- `values` bf16 [N, K]: types without blocks.
 
-Chunks are whole, so a K that is no multiple of one is filled up with codes 0; so are `scale` and `minimum` up to a whole `depth`.
+Steps are whole, so a K that is no multiple of one is filled up with codes and scales of 0.
 """
 
 from __future__ import annotations
@@ -26,7 +28,6 @@ from power_lab.kernels.quants import GEOMETRY, QuantType, row_bytes
 if TYPE_CHECKING:
     import torch
 
-GROUP = 32  # values of one word position, and the depth of one matrix instruction pair
 CHUNK = 1 << 20  # values that are repacked at a time, so that temporaries stay small whatever the matrix is
 PLANES = ("codes", "high", "scale", "minimum", "subs", "sub_minima")
 """In the order in which kernels take them."""
@@ -43,6 +44,7 @@ class Form:
         zero: the code of value 0, where codes stand for consecutive integers.
         block: values of a scale. sub: values of a sub-block, 0 where there are none.
         affine: whether a minimum belongs to each scale.
+        exponent: whether a scale is a binary exponent. book: what codes stand for, where those are no consecutive integers.
     """
 
     low: int
@@ -51,20 +53,32 @@ class Form:
     block: int
     sub: int
     affine: bool
+    exponent: bool
+    book: tuple[int, ...] | None
 
     @property
-    def chunk(self) -> int:
-        """Values of a word's 32 positions in `codes`."""
-        return GROUP * 16 // self.low
+    def fields(self) -> int:
+        """Codes of a word of `codes`."""
+        return 16 // self.low
 
     @property
-    def high_chunk(self) -> int:
-        return GROUP * 8 // self.high if self.high else GROUP
+    def tile(self) -> int:
+        """Values of a row that are unpacked at a time."""
+        return 256 if self.low == 2 else 128
+
+    @property
+    def words(self) -> int:
+        return self.tile // self.fields
 
     @property
     def depth(self) -> int:
-        """Values of one step of a product: a multiple of both planes' chunks."""
-        return max(self.chunk, self.high_chunk, 128)
+        """Values of one step of a product: one or two tiles, whole in every plane."""
+        return 256 if self.fields * self.high == 4 else self.tile
+
+    @property
+    def group(self) -> int:
+        """Values of one scale within a tile."""
+        return self.sub if self.sub else self.block
 
 
 _BITS = {4: (2, 0), 8: (2, 1), 16: (4, 0), 32: (4, 1), 64: (4, 2), 256: (8, 0)}
@@ -74,7 +88,10 @@ def _form(type: QuantType) -> Form:
     layout, block = LAYOUTS[type], GEOMETRY[type][0]
     low, high = _BITS[len(layout.levels)]
     count = layout.subs // 2 if layout.affine else layout.subs
-    return Form(low, high, -min(layout.levels), block, block // count if count else 0, layout.affine)
+    sub = block // count if count else 0
+    first = min(layout.levels)
+    book = None if sorted(layout.levels) == list(range(first, first + len(layout.levels))) else layout.levels
+    return Form(low, high, 128 if book else -first, block, sub, layout.affine, type == QuantType.MXFP4, book)
 
 
 FORMS: dict[QuantType, Form] = {type: _form(type) for type in LAYOUTS}
@@ -111,47 +128,32 @@ def repack(type: QuantType, rows: int, cols: int, host: np.ndarray) -> dict[str,
         raise ValueError(f"{raw.size} bytes are not {rows} rows of {cols} {type.name} values")
     if type in _PLAIN:
         return {"values": raw.view(_PLAIN[type]).reshape(rows, cols)}
-    planes = _empty(type, rows, cols)
+    form = FORMS[type]
     blocks = raw.reshape(rows, pitch)
-    span = max(1, CHUNK // cols)
-    for first in range(0, rows, span):
+    whole = -(-cols // form.depth) * form.depth
+    planes: dict[str, np.ndarray] = {}
+    for first in range(0, rows, span := max(1, CHUNK // cols)):
         part = blocks[first : first + span]
         fields = unpack(type, part.reshape(-1, GEOMETRY[type][1]))
-        for name, numbers in _planes(type, len(part), fields).items():
-            planes[name][: len(numbers), first : first + span] = numbers
+        for name, numbers in _planes(type, len(part), whole, fields).items():
+            if name not in planes:
+                planes[name] = np.empty((len(numbers), rows, *numbers.shape[2:]), numbers.dtype)
+            planes[name][:, first : first + span] = numbers
     return planes
 
 
-def _empty(type: QuantType, rows: int, cols: int) -> dict[str, np.ndarray]:
-    form, layout = FORMS[type], LAYOUTS[type]
-    whole = -(-cols // form.depth) * form.depth
-    planes = {"codes": np.zeros((-(-cols // form.chunk), rows, GROUP), np.int16)}
-    if form.high:
-        planes["high"] = np.zeros((whole // form.high_chunk, rows, GROUP), np.uint8)
-    planes["scale"] = np.zeros((whole // form.block, rows), np.uint8 if type == QuantType.MXFP4 else np.float16)
-    if form.affine:
-        planes["minimum"] = np.zeros((whole // form.block, rows), np.float16)
-    if form.sub:
-        planes["subs"] = np.zeros((whole // form.sub, rows), np.uint8 if layout.affine else np.int8)
-        if form.affine and form.sub == 32:
-            planes["sub_minima"] = np.zeros((whole // form.sub, rows), np.uint8)
-    return planes
-
-
-def _planes(type: QuantType, rows: int, fields: Fields) -> dict[str, np.ndarray]:
-    """The planes of whole rows, depth first."""
+def _planes(type: QuantType, rows: int, whole: int, fields: Fields) -> dict[str, np.ndarray]:
+    """The planes of whole rows, filled up to `whole` values."""
     form, layout = FORMS[type], LAYOUTS[type]
     codes = fields.codes.reshape(rows, -1)
     if type == QuantType.Q8_0:
         codes = codes ^ np.uint8(128)
-    planes = {
-        "codes": _packed(codes & np.uint8((1 << form.low) - 1), form.low, np.uint16).view(np.int16),
-        "scale": fields.scale.reshape(rows, -1).T,
-    }
+    codes = _filled(codes, whole).reshape(rows, whole // form.depth, form.depth // form.tile, -1, form.fields, 2)
+    planes = {"codes": _low(codes, form), "scale": _of_blocks(fields.scale, rows, whole, form)}
     if form.high:
-        planes["high"] = _packed(codes >> np.uint8(form.low), form.high, np.uint8)
+        planes["high"] = _high(codes, form)
     if form.affine:
-        planes["minimum"] = fields.minimum.reshape(rows, -1).T
+        planes["minimum"] = _of_blocks(fields.minimum, rows, whole, form)
     if form.sub:
         count = form.block // form.sub
         if layout.sub_signed:
@@ -159,7 +161,7 @@ def _planes(type: QuantType, rows: int, fields: Fields) -> dict[str, np.ndarray]
         else:
             subs = fields.subs - np.uint8(layout.sub_zero)
             subs = subs if form.affine else subs.view(np.int8)
-        scales, minima = subs[:, :count].reshape(rows, -1).T, subs[:, count:].reshape(rows, -1).T
+        scales, minima = (_of_groups(part, rows, whole, form) for part in (subs[:, :count], subs[:, count:]))
         if form.affine and form.sub == 32:
             planes["sub_minima"] = minima
         elif form.affine:
@@ -168,12 +170,33 @@ def _planes(type: QuantType, rows: int, fields: Fields) -> dict[str, np.ndarray]
     return planes
 
 
-def _packed(numbers: np.ndarray, bits: int, word: type[np.unsignedinteger]) -> np.ndarray:
-    """[chunks, rows, 32] words of `numbers` uint8 [rows, K], each of so many bits."""
-    fields = np.dtype(word).itemsize * 8 // bits
-    rows, cols = numbers.shape
-    filled = np.pad(numbers, ((0, 0), (0, -cols % (GROUP * fields))))
-    groups = (
-        filled.reshape(rows, -1, fields, GROUP).astype(word) << (np.arange(fields, dtype=word) * word(bits))[:, None]
-    )
-    return np.bitwise_or.reduce(groups, axis=2).transpose(1, 0, 2)
+def _filled(numbers: np.ndarray, width: int) -> np.ndarray:
+    return np.pad(numbers, ((0, 0), (0, width - numbers.shape[1])))
+
+
+def _of_blocks(numbers: np.ndarray, rows: int, whole: int, form: Form) -> np.ndarray:
+    """The numbers of blocks [tiles, rows, groups], or [blocks, rows] where those are larger."""
+    if not form.sub:
+        return _of_groups(numbers, rows, whole, form)
+    return _filled(numbers.reshape(rows, -1), whole // form.block).T
+
+
+def _of_groups(numbers: np.ndarray, rows: int, whole: int, form: Form) -> np.ndarray:
+    filled = _filled(numbers.reshape(rows, -1), whole // form.group)
+    return filled.reshape(rows, -1, form.tile // form.group).transpose(1, 0, 2)
+
+
+def _low(codes: np.ndarray, form: Form) -> np.ndarray:
+    """Words [tiles, rows, words] of codes [rows, steps, tiles of a step, pairs of words, fields, 2]."""
+    shifts = np.arange(form.fields, dtype=np.uint16)[:, None] * np.uint16(form.low)
+    words = (codes & np.uint8((1 << form.low) - 1)).astype(np.uint16) << shifts
+    joined = np.bitwise_or.reduce(words, axis=4)
+    return joined.reshape(len(codes), -1, form.words).transpose(1, 0, 2).view(np.int16)
+
+
+def _high(codes: np.ndarray, form: Form) -> np.ndarray:
+    """Bytes [steps, rows, words] of the same codes."""
+    tiles = np.arange(codes.shape[2], dtype=np.uint8)[:, None, None, None] * np.uint8(form.fields * form.high)
+    shifts = tiles + np.arange(form.fields, dtype=np.uint8)[:, None] * np.uint8(form.high)
+    joined = np.bitwise_or.reduce(codes >> np.uint8(form.low) << shifts, axis=(2, 4))
+    return joined.reshape(len(codes), -1, form.words).transpose(1, 0, 2)

@@ -58,49 +58,6 @@ def _dense(weight, n, nm, K, k, BK: tl.constexpr, EVEN: tl.constexpr, POLICY: tl
 
 
 @triton.jit
-def _words(plane, chunk, n, nm, N, present, POLICY: tl.constexpr):
-    """int32 [BN, 32] words of a chunk."""
-    j = tl.arange(0, 32)
-    at = plane + chunk.to(tl.int64) * N * 32 + n[:, None] * 32 + j[None, :]
-    return tl.load(at, mask=nm[:, None] & present, other=0, eviction_policy=POLICY).to(tl.int32)
-
-
-@triton.jit
-def _scales(planes, k, n, mask, N, GROUPS: tl.constexpr, FORM: tl.constexpr):
-    """The stored scales of the groups of 32 from depth k on; two sets for each where sub-blocks are of 16."""
-    stored = ()
-    for q in tl.static_range(GROUPS):
-        g = k // 32 + q
-        if FORM[3] == 32:
-            block = unpack.of_block(planes, g, n, mask, N, FORM)
-        elif q == 0:  # a step begins and ends within a block, or with it
-            block = unpack.of_block(planes, k // 256, n, mask, N, FORM)
-        if FORM[4] == 16:
-            stored = stored + (unpack.of_sub(block, planes, 2 * g, n, mask, N, FORM),)  # noqa: RUF005
-            stored = stored + (unpack.of_sub(block, planes, 2 * g + 1, n, mask, N, FORM),)  # noqa: RUF005
-        else:
-            stored = stored + (unpack.of_sub(block, planes, g, n, mask, N, FORM),)  # noqa: RUF005
-    return stored
-
-
-@triton.jit
-def _scaled(low, high, stored, Q: tl.constexpr, FORM: tl.constexpr):
-    """f32 [BN, 32] values of the Q-th group of a step."""
-    FIELD: tl.constexpr = Q % (16 // FORM[0])
-    HIGH_FIELD: tl.constexpr = Q % (8 // FORM[1]) if FORM[1] else 0
-    if FORM[4] == 16:
-        s0, o0 = unpack.scales(stored[2 * Q], FORM)
-        s1, o1 = unpack.scales(stored[2 * Q + 1], FORM)
-        first = tl.arange(0, 32)[None, :] < 16
-        scale = tl.where(first, s0[:, None], s1[:, None])
-        offset = tl.where(first, o0[:, None], o1[:, None])
-    else:
-        s, o = unpack.scales(stored[Q], FORM)
-        scale, offset = s[:, None], o[:, None]
-    return unpack.values(low, high, scale, offset, FIELD, HIGH_FIELD, FORM)
-
-
-@triton.jit
 def _x(X, r, rm, K, k, DEPTH: tl.constexpr, EVEN: tl.constexpr):
     """bf16 [DEPTH, BM] of the rows r, turned."""
     rk = tl.arange(0, DEPTH)
@@ -120,10 +77,6 @@ def _sum(
     """f32 [BN, BM] sums over k in first..last of weight `one`, and of `two` in gated products."""
     acc = tl.zeros((BN, BM), tl.float32)
     beside = tl.zeros((BN, BM), tl.float32)
-    if FORM is not None:  # scales are fetched a step ahead: a tile's own loads are not waited for
-        scales = _scales(one, first, n, nm, N, BK // 32, FORM)
-        if GATED:
-            scales2 = _scales(two, first, n, nm, N, BK // 32, FORM)
     for k in range(first, last, BK):
         if FORM is None:
             x = _x(X, r, rm, K, k, BK, EVEN)
@@ -131,33 +84,14 @@ def _sum(
             if GATED:
                 beside = dot(_dense(two[0], n, nm, K, k, BK, EVEN, POLICY), x, beside, INTERPRET)
         else:
-            ahead = nm & (k + BK < last)
-            next_scales = _scales(one, k + BK, n, ahead, N, BK // 32, FORM)
-            if GATED:
-                next_scales2 = _scales(two, k + BK, n, ahead, N, BK // 32, FORM)
-            for q in tl.static_range(BK // 32):
-                if q % (16 // FORM[0]) == 0:
-                    chunk = k // (512 // FORM[0]) + q // (16 // FORM[0])
-                    present = EVEN or chunk * (512 // FORM[0]) < K
-                    low = _words(one[0], chunk, n, nm, N, present, POLICY)
-                    if GATED:
-                        low2 = _words(two[0], chunk, n, nm, N, present, POLICY)
-                if FORM[1] == 0:
-                    high = low
-                    if GATED:
-                        high2 = low
-                elif q % (8 // FORM[1]) == 0:
-                    high_chunk = k // (256 // FORM[1]) + q // (8 // FORM[1])
-                    high = _words(one[1], high_chunk, n, nm, N, True, POLICY)
-                    if GATED:
-                        high2 = _words(two[1], high_chunk, n, nm, N, True, POLICY)
-                x = _x(X, r, rm, K, k + q * 32, 32, EVEN)
-                acc = dot(_scaled(low, high, scales, q, FORM), x, acc, INTERPRET)
+            for half in tl.static_range(BK // FORM.tile):
+                depth = k + half * FORM.tile
+                x = _x(X, r, rm, K, depth, FORM.tile, EVEN)
+                w = unpack.tile(one, depth, half, n.to(tl.int64), nm, N, BN, FORM, POLICY, INTERPRET)
+                acc = dot(w, x, acc, INTERPRET)
                 if GATED:
-                    beside = dot(_scaled(low2, high2, scales2, q, FORM), x, beside, INTERPRET)
-            scales = next_scales
-            if GATED:
-                scales2 = next_scales2
+                    w = unpack.tile(two, depth, half, n.to(tl.int64), nm, N, BN, FORM, POLICY, INTERPRET)
+                    beside = dot(w, x, beside, INTERPRET)
     return acc, beside
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from power_lab.kernels.triton import chain
+from power_lab.kernels.triton import chain, unpack
 from power_lab.kernels.triton.product import activate, dot
 
 
@@ -68,3 +68,20 @@ def wide(
         tl.store(out, acc.to(Out.dtype.element_ty), mask=mask)
         if SPLITS > 1:
             tl.debug_barrier()  # what one thread stored, another may load
+
+
+@triton.jit(do_not_specialize=["first", "count"])
+def spread(
+    weight, Panel, first, count, K, BN: tl.constexpr, FORM: tl.constexpr, PDL: tl.constexpr, INTERPRET: tl.constexpr
+):  # fmt: skip
+    """Panel bf16 [count, K]: the rows of a stored weight from `first` on, as `product` gives them to the matrix unit."""
+    chain.begin(PDL)
+    chain.wait(PDL)
+    N = weight[-1]
+    i = tl.program_id(0) * BN + tl.arange(0, BN)
+    inside = i < count
+    for half in tl.static_range(FORM.depth // FORM.tile):
+        k = tl.program_id(1) * FORM.depth + half * FORM.tile
+        values = unpack.tile(weight, k, half, (first + i).to(tl.int64), inside, N, BN, FORM, "", INTERPRET)
+        j = k + tl.arange(0, FORM.tile)[None, :]
+        tl.store(Panel + i.to(tl.int64)[:, None] * K + j, values.to(tl.bfloat16), mask=inside[:, None] & (j < K))

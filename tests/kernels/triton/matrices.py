@@ -19,14 +19,16 @@ def on_device(type: QuantType, rows: int, cols: int, stored: np.ndarray, device:
     planes = {
         name: torch.from_numpy(np.array(plane)).to(device) for name, plane in repack(type, rows, cols, stored).items()
     }
-    if type == QuantType.BF16:
-        planes["values"] = planes["values"].view(torch.bfloat16)
+    if "values" in planes:
+        values = planes["values"]
+        planes["values"] = values.view(torch.bfloat16) if type == QuantType.BF16 else values.to(torch.bfloat16)
     return DeviceWeight(type, rows, cols, planes)
 
 
 def weight(
     type: QuantType, rows: int, cols: int, seed: int = 0, device: str = "cpu"
 ) -> tuple[DeviceWeight, torch.Tensor]:
-    """A random matrix, and its values f32 [rows, cols]."""
+    """A random matrix, and its values f32 [rows, cols]; plain ones are rounded to bf16, as they are at load."""
     stored = random_blocks(type, rows, cols, np.random.default_rng(rows * 10007 + cols + seed))
-    return on_device(type, rows, cols, stored, device), reference.dequantize(type, stored, rows, cols).to(device)
+    values = reference.dequantize(type, stored, rows, cols).to(device)
+    return on_device(type, rows, cols, stored, device), values.bfloat16().float() if type in PLAIN else values

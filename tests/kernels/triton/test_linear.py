@@ -80,6 +80,16 @@ def test_many_rows(n: int, k: int) -> None:
     assert out[140].isnan().all(), "a row behind the output was written"
 
 
+@pytest.mark.parametrize("type", [QuantType.Q8_0, QuantType.Q5_K])
+def test_many_rows_of_stored_codes_in_several_panels(type: QuantType) -> None:
+    (stored, values), k = weight(type, 70, 512), 512
+    x, out = activations(130, k), poison(130, 70)
+    kernels.linear(x, (stored,), out, kernels.Workspace(torch.empty(256 * 40), WORK.counters, WORK.mixed))
+    rounded = values.bfloat16()  # the interpreter cuts off what does not fit
+    size = reference.linear(x.abs(), values.abs())
+    assert_close(out, reference.linear(x, rounded), size, 2**-8)
+
+
 def test_many_rows_of_stacked_weights() -> None:
     parts = [weight(QuantType.BF16, n, 64, seed=n) for n in (130, 5, 65, 7)]
     values = torch.cat([v for _, v in parts])
@@ -96,7 +106,8 @@ def test_gate_up(type: QuantType, activation: Activation, rows: int) -> None:
     x, out = activations(rows, 96), poison(rows, 70)
     kernels.gate_up(x, gate, up, out, WORK, activation)
     want = reference.gate_up(x, gate_values, up_values, activation)
-    assert_close(out, want, reference.linear(x.abs(), gate_values.abs()) * reference.linear(x.abs(), up_values.abs()))
+    size = reference.linear(x.abs(), gate_values.abs()) * reference.linear(x.abs(), up_values.abs())
+    assert_close(out, want, size, 1e-5 if rows == 3 else 2**-7)  # in panels, the interpreter cuts bf16 off
 
 
 def test_gate_up_of_many_steps() -> None:

@@ -15,29 +15,40 @@ from power_lab.kernels.triton.planes import FORMS, repack
 def codes_of(type: QuantType, planes: dict[str, np.ndarray], cols: int) -> np.ndarray:
     """[N, cols] codes, unpacked one by one from what the planes' description says."""
     form, k = FORMS[type], np.arange(cols)
-    words = planes["codes"].view(np.uint16)[k // form.chunk, :, k % 32].astype(np.int64)
-    codes = words >> (k % form.chunk // 32 * form.low)[:, None] & (1 << form.low) - 1
+    place, tile = k % form.tile, k // form.tile
+    pair, field = np.divmod(place, 2 * form.fields)
+    word, field = 2 * pair + place % 2, field // 2
+    words = planes["codes"].view(np.uint16)[tile, :, word].astype(np.int64)
+    codes = words >> (field * form.low)[:, None] & (1 << form.low) - 1
     if form.high:
-        words = planes["high"][k // form.high_chunk, :, k % 32].astype(np.int64)
-        codes |= (words >> (k % form.high_chunk // 32 * form.high)[:, None] & (1 << form.high) - 1) << form.low
+        fields = tile % (form.depth // form.tile) * form.fields + field
+        high = planes["high"][k // form.depth, :, word].astype(np.int64)
+        codes |= (high >> (fields * form.high)[:, None] & (1 << form.high) - 1) << form.low
     return codes.T
 
 
 def values_of(type: QuantType, planes: dict[str, np.ndarray], cols: int) -> np.ndarray:
     """f32 [N, cols]."""
     form, k, one = FORMS[type], np.arange(cols), np.float32
+
+    def grouped(name: str) -> np.ndarray:
+        return planes[name][k // form.tile, :, k % form.tile // form.group].T
+
+    def blocks(name: str) -> np.ndarray:
+        return planes[name][k // form.block].T if form.sub else grouped(name)
+
     levels = np.arange(1 << (form.low + form.high)) - form.zero
     if type in (QuantType.IQ4_NL, QuantType.IQ4_XS):
         levels = np.array(IQ4_LEVELS)
     elif type == QuantType.MXFP4:
         levels = np.array(LAYOUTS[type].levels)
     value = levels[codes_of(type, planes, cols)].astype(one)
-    scale = planes["scale"][k // form.block].T
+    scale = blocks("scale")
     scale = np.ldexp(one(1), scale.astype(np.int32) - 128) if type == QuantType.MXFP4 else scale.astype(one)
-    minimum = -planes["minimum"][k // form.block].T.astype(one) if form.affine else None
+    minimum = -blocks("minimum").astype(one) if form.affine else None
     if form.sub:
-        subs = planes["subs"][k // form.sub].T
-        sub_minima = planes["sub_minima"][k // form.sub].T if "sub_minima" in planes else subs >> 4
+        subs = grouped("subs")
+        sub_minima = grouped("sub_minima") if "sub_minima" in planes else subs >> 4
         if form.affine and "sub_minima" not in planes:
             subs = subs & 15
         scale = scale * subs.astype(one)
