@@ -43,5 +43,6 @@ def gumbel(word):
     u = (word.to(tl.float32) + 0.5) * 2.0**-32
     u = tl.where(u < BELOW_ONE, u, BELOW_ONE)  # words that round up to 1
     rest = 1.0 - u
-    lost = tl.div_rn((1.0 - rest) - u, rest)  # what 1 - u lost by rounding
+    lost = (1.0 - rest) - u  # what 1 - u lost by rounding: mostly nothing, which division takes its long way for
+    lost = tl.where(lost == 0, 0.0, tl.div_rn(tl.where(lost == 0, 1.0, lost), rest))
     return log((log(rest) + lost) * -1.0) * -1.0  # `-x` is 0 - x to Triton, which loses the sign of 0
