@@ -29,7 +29,7 @@ PLAN = (
 )
 LINES, WARPS = 64, 4
 FEW = 64  # rows up to which splits are shared out
-PROGRAMS = 264  # that share them: two for each multiprocessor of an H200
+PROGRAMS = 132  # that share them, for each that fits on a multiprocessor: two, or one for heads wider than 128
 COUNTERS = 8192  # words at the start of scratch: of a group's splits, how many are done
 SCRATCH = 1 << 26  # f32 values that splits' results may take; where a table is too wide for that, no splits are shared out
 FOLDED = 32  # splits of a table up to which those of a single row are folded by the program that is last
@@ -69,7 +69,7 @@ def plan(rows: int, q_heads: int, kv_heads: int, head_dim: int, pages: int) -> P
     if not _shared(rows, q_heads, kv_heads, head_dim, pages):
         return Plan(heads, LINES // heads, blocks, 0, False)
     splits = _splits(pages, head_dim)
-    programs = min(PROGRAMS, rows * kv_heads * blocks * splits)
+    programs = min(PROGRAMS * (2 if head_dim <= 128 else 1), rows * kv_heads * blocks * splits)
     return Plan(heads, LINES // heads, blocks, programs, rows > 1 or splits > FOLDED)
 
 

@@ -18,12 +18,6 @@ PAIRS = 256  # pairs of one program, about
 
 
 @triton.jit
-def _weights(weight, at, mask):
-    """Norm weights, which no kernel writes."""
-    return weight if weight is None else tl.load(weight + at, mask=mask, other=0.0)
-
-
-@triton.jit
 def _treat(
     source, to, pitch, slot, positions, rope, weight, eps, heads,
     COUNT: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, HALF_BLOCK: tl.constexpr, REST_BLOCK: tl.constexpr,
@@ -34,13 +28,15 @@ def _treat(
     first, second = (2 * i, 2 * i + 1) if INTERLEAVED else (i, i + HALF)
     head = heads[:, None]
     here = (head < COUNT) & (i < HALF)[None, :]
-    of_head = head * D if WIDE else head * 0
-    weight_a = _weights(weight, of_head + first[None, :], here)
-    weight_b = _weights(weight, of_head + second[None, :], here)
     if REST_BLOCK:
         j = 2 * HALF + tl.arange(0, REST_BLOCK)
         there = (head < COUNT) & (j < D)[None, :]
-        weight_rest = _weights(weight, of_head + j[None, :], there)
+    if weight is not None:  # which no kernel writes
+        w = weight + (head * D if WIDE else head * 0)
+        weight_a = tl.load(w + first[None, :], mask=here, other=0.0)
+        weight_b = tl.load(w + second[None, :], mask=here, other=0.0)
+        if REST_BLOCK:
+            weight_rest = tl.load(w + j[None, :], mask=there, other=0.0)
     chain.wait(PDL)
     if rope is not None:
         turn = rope + tl.load(positions).to(tl.int64) * (2 * HALF)

@@ -1,6 +1,6 @@
 """Compiles rotation and attention for sm_90, without a GPU. Fails where decode spills registers or a launch exceeds shared memory.
 
-Run by test_attention; with arguments, `compile_attention.py ROWS Q_HEADS KV_HEADS HEAD_DIM [LINES WARPS STAGES]`, it prints one variant's
+Run by test_attention; with arguments, `compile_attention.py ROWS Q_HEADS KV_HEADS HEAD_DIM [STAGES]`, it prints one variant's
 resources.
 """
 
@@ -13,7 +13,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel
 
-from power_lab.kernels.ops import BLOCK, SPLIT
+from power_lab.kernels.ops import BLOCK
 from power_lab.kernels.triton import attention, rope
 from power_lab.kernels.triton.attend import attend_few, attend_many, combine, list_groups
 from power_lab.kernels.triton.attention import Plan
@@ -47,21 +47,19 @@ def attend(
     cut: Plan, heads: tuple[int, int, int], rows: int, window: bool = False, capped: bool = False, heated: bool = False
 ) -> CompiledKernel:
     q_heads, kv_heads, dim = heads
-    tile = attention.tile(dim)
     constants: dict[str, object] = {
-        "Q_HEADS": q_heads, "KV_HEADS": kv_heads, "D": dim, "WIDTH": attention._width(dim), "PAGE": BLOCK, "TILE": tile, "TILES": SPLIT // tile,
-        "M": cut.lines, "HEADS": cut.heads, "ROWS": cut.rows, "HEAD_BLOCKS": cut.head_blocks,
+        "Q_HEADS": q_heads, "KV_HEADS": kv_heads, "D": dim, "WIDTH": attention._width(dim), "PAGE": BLOCK, "TILES": attention.split(dim) // BLOCK,
+        "M": attention.LINES, "HEADS": cut.heads, "ROWS": cut.rows, "HEAD_BLOCKS": cut.head_blocks,
         "WINDOWED": window, "CAPPED": capped, "INTERPRET": False, "PDL": True,
     }  # fmt: skip
     if not heated:
         constants["temperature"] = None
     kernel = attend_many
     if cut.programs:
-        pairs = min(8, triton.next_power_of_2(cut.heads))
-        listed = triton.next_power_of_2(rows)
-        constants |= {"LISTED": listed, "PAIRS": pairs, "AHEAD": attention.AHEAD, "APART": cut.apart}
+        pairs, ahead = min(4, triton.next_power_of_2(cut.heads)), attention.AHEAD if dim <= 128 else attention.AHEAD // 2
+        constants |= {"LISTED": triton.next_power_of_2(rows), "PAIRS": pairs, "AHEAD": ahead, "APART": cut.apart}
         kernel = attend_few
-    built = build(kernel, constants, num_warps=cut.warps, num_stages=cut.stages)
+    built = build(kernel, constants, num_warps=attention.WARPS, num_stages=cut.stages)
     assert "wgmma.mma_async" in built.asm["ptx"], f"{heads} {cut}: not the matrix unit's own instructions"
     return built
 
@@ -76,9 +74,9 @@ def check_attention() -> None:
                 assert shared <= SHARED, f"{heads} {rows} {cut}: {shared} bytes of shared memory"
                 assert stack <= STACK or heads[2] > 128, f"{heads} {rows} {cut}: {stack} bytes of registers spilled"
     constants: dict[str, object] = {
-        "Q_HEADS": 32, "D": 128, "WIDTH": 128, "SPLIT": SPLIT, "WINDOWED": False, "AHEAD": attention.AHEAD, "PDL": True,
+        "Q_HEADS": 32, "D": 128, "WIDTH": 128, "SPLIT": 128, "WINDOWED": False, "AHEAD": attention.AHEAD, "PDL": True,
     }  # fmt: skip
-    print("combine", resources(build(combine, constants, num_warps=1)))
+    print("combine", resources(build(combine, constants, num_warps=4)))
     print("list", resources(build(list_groups, {"ROWS": 16, "AT_ONCE": attention.LISTED, "PDL": True}, num_warps=4)))
 
 
@@ -100,8 +98,7 @@ def main() -> None:
         rows, *heads = map(int, sys.argv[1:5])
         cut = attention.plan(rows, *heads, PAGES)
         if len(sys.argv) > 5:
-            lines, warps, stages = map(int, sys.argv[5:8])
-            cut = replace(cut, lines=lines, rows=lines // cut.heads, warps=warps, stages=stages)
+            cut = replace(cut, stages=int(sys.argv[5]))
         print(cut, "shared, registers, stack:", resources(attend(cut, (heads[0], heads[1], heads[2]), rows)))
         return
     check_rotation()
