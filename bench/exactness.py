@@ -100,13 +100,15 @@ class Campaign:
                 name = f"speculation {drafter}, {_at_once(batch)}"
                 self.engine.drop_prefixes()
                 self._answers(self.engine, f"{name}, cold", drafter, batch, cold=True)
+                if batch == 1 and drafter != DRAFTERS[-1]:  # the slowest cells; batches have every drafter warm
+                    continue
                 if batch == 1:  # so far every request dropped what the one before had left
                     self._run(self.engine, self.prompts, DRAFTERS[0], 1, max(self.args.batches))
                 records = self._answers(self.engine, f"{name}, warm", drafter, batch)
                 self._expect_cached(name, records, [len(tokens) // 64 * 64 for tokens in self.prompts])
         eager = self._engine(graph_mb=0) if self.args.eager else self.engine
         for batch in self.args.eager:
-            for drafter in DRAFTERS if batch == max(self.args.eager) else DRAFTERS[::2]:  # the slowest cells of all
+            for drafter in DRAFTERS if batch == max(self.args.eager) else DRAFTERS[::2]:  # slow, too
                 eager.drop_prefixes()
                 self._answers(eager, f"speculation {drafter}, {_at_once(batch)}, cold, eager", drafter, batch)
         longest = max(len(r.prompt_tokens) + len(r.tokens) for r in self.reference)
