@@ -65,26 +65,29 @@ def _finish(total, acc):
 
 @triton.jit
 def _tile(
-    q, keys, values, page, tile, rules, m, sums, part,
-    D: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr, KV_HEADS: tl.constexpr,
+    q, paged, page, tile, rules, m, sums, part,
+    D: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, PAGE: tl.constexpr, KV_HEADS: tl.constexpr,
     MASKED: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
-    """A page of keys and values into the running maximum m [M], sum [M] and weighted values [M, WIDTH] of a split."""
+    """A page of keys and values into the running maximum m [M], sum [M] and weighted values [M, VALUES] of a split."""
+    keys, values, _, column = paged
     position, factor, cap, low, high, window = rules
-    i, d = tl.arange(0, PAGE), tl.arange(0, WIDTH)
+    i, d, e = tl.arange(0, PAGE), tl.arange(0, WIDTH), column + tl.arange(0, VALUES)
     keys += page.to(tl.int64) * (KV_HEADS * PAGE * D)
     values += page.to(tl.int64) * (KV_HEADS * PAGE * D)
-    at = i[:, None] * D + d[None, :]
+    keys += i[:, None] * D + d[None, :]
+    values += i[:, None] * D + e[None, :]
     key = tile * PAGE + i
-    inside = (d < D)[None, :]
+    k_inside, v_inside = (d < D)[None, :], (e < D)[None, :]
     if MASKED:  # what lies outside is read as 0: it is multiplied by a weight of 0, and may hold anything
-        inside = ((key >= low) & (key < high))[:, None] & inside
+        there = ((key >= low) & (key < high))[:, None]
+        k_inside, v_inside = there & k_inside, there & v_inside
     if MASKED or D != WIDTH:
-        k = tl.load(keys + at, mask=inside, other=0.0)
-        v = tl.load(values + at, mask=inside, other=0.0)
+        k = tl.load(keys, mask=k_inside, other=0.0)
+        v = tl.load(values, mask=v_inside, other=0.0)
     else:
-        k = tl.load(keys + at)
-        v = tl.load(values + at)
+        k = tl.load(keys)
+        v = tl.load(values)
     if INTERPRET:
         k, v = k.to(tl.float32), v.to(tl.float32)
     score = tl.dot(q, tl.trans(k))
@@ -97,28 +100,37 @@ def _tile(
         score = tl.where(seen, score, float("-inf"))
     if CAPPED:
         top = tl.maximum(m, tl.max(score, 1))
-        e = tl.exp2(score - top[:, None])
+        weight = tl.exp2(score - top[:, None])
     else:
         top = tl.maximum(m, tl.max(score, 1) * factor)
-        e = tl.exp2(tl.fma(score, factor[:, None], -top[:, None]))
+        weight = tl.exp2(tl.fma(score, factor[:, None], -top[:, None]))
     keep = tl.exp2(m - top)
-    sums = sums * keep + tl.sum(e, 1)
+    sums = sums * keep + tl.sum(weight, 1)
     if not INTERPRET:
-        e = e.to(tl.bfloat16)
-    return top, sums, tl.dot(e, v, part * keep[:, None])
+        weight = weight.to(tl.bfloat16)
+    return top, sums, tl.dot(weight, v, part * keep[:, None])
+
+
+@triton.jit
+def _unit(unit, HEAD_BLOCKS: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr):
+    """A KV head, which block of its query heads, and the first of VALUES columns of its values."""
+    PARTS: tl.constexpr = WIDTH // VALUES
+    return unit // (HEAD_BLOCKS * PARTS), unit // PARTS % HEAD_BLOCKS, unit % PARTS * VALUES
 
 
 @triton.jit
 def _group(
-    first, count, kv_head, block, queries, positions, table_of, tables, temperature, keys, values, pages, window, scale, cap,
-    Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr,
-    M: tl.constexpr, HEADS: tl.constexpr, WINDOWED: tl.constexpr, INTERPRET: tl.constexpr,
+    unit, first, count, queries, positions, table_of, tables, temperature, keys, values, pages, window, scale, cap,
+    Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, PAGE: tl.constexpr,
+    M: tl.constexpr, HEADS: tl.constexpr, HEAD_BLOCKS: tl.constexpr, WINDOWED: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
-    """What a group is computed on: queries [M, WIDTH] as `rope.rope_write` left them, (keys, values, block table), rules of masking, (place of a line, is it used).
+    """What a group is computed on: queries [M, WIDTH] as `rope.rope_write` left them, (keys, values, block table, first
+    of the values' columns), rules of masking, (place of a line, is it used).
 
     Line i of M is query head `block * HEADS + i % HEADS` of the KV head, of row `first + i // HEADS`.
     """
     GROUP: tl.constexpr = Q_HEADS // KV_HEADS
+    kv_head, block, column = _unit(unit, HEAD_BLOCKS, WIDTH, VALUES)
     line, d = tl.arange(0, M), tl.arange(0, WIDTH)
     start = tl.load(positions + first)
     low, high = 0, start + count  # the keys that any of the rows sees
@@ -136,21 +148,29 @@ def _group(
     if INTERPRET:
         q = q.to(tl.float32)
     table = tables + tl.load(table_of + first).to(tl.int64) * pages
-    paged = (keys + kv_head * (PAGE * D), values + kv_head * (PAGE * D), table)
+    paged = (keys + kv_head * (PAGE * D), values + kv_head * (PAGE * D), table, column)
     return q, paged, (position, factor, cap, low, high, window), (row * Q_HEADS + head, used)
 
 
 @triton.jit
-def _nothing(M: tl.constexpr, WIDTH: tl.constexpr):
-    """The result of no keys."""
-    return tl.full((M,), LOWEST, tl.float32), tl.zeros((M,), tl.float32), tl.zeros((M, WIDTH), tl.float32)
+def _put(out, to, column, result, D: tl.constexpr, VALUES: tl.constexpr):
+    """VALUES columns of the lines' results."""
+    at, used = to
+    d = column + tl.arange(0, VALUES)
+    tl.store(out + at[:, None] * D + d[None, :], result, mask=used[:, None] & (d < D)[None, :])
 
 
 @triton.jit
-def _afresh(sums, part, M: tl.constexpr, WIDTH: tl.constexpr, TILES: tl.constexpr):
+def _nothing(M: tl.constexpr, VALUES: tl.constexpr):
+    """The result of no keys."""
+    return tl.full((M,), LOWEST, tl.float32), tl.zeros((M,), tl.float32), tl.zeros((M, VALUES), tl.float32)
+
+
+@triton.jit
+def _afresh(sums, part, M: tl.constexpr, VALUES: tl.constexpr, TILES: tl.constexpr):
     """The state in which a split begins. The lowest maximum weighs old sums by 0, so that they need not be cleared."""
     if TILES == 1:  # then nothing is carried from tile to tile, and takes no registers
-        sums, part = tl.zeros((M,), tl.float32), tl.zeros((M, WIDTH), tl.float32)
+        sums, part = tl.zeros((M,), tl.float32), tl.zeros((M, VALUES), tl.float32)
     return tl.full((M,), LOWEST, tl.float32), sums, part
 
 
@@ -160,78 +180,76 @@ def _afresh(sums, part, M: tl.constexpr, WIDTH: tl.constexpr, TILES: tl.constexp
 @triton.jit
 def _sweep(
     q, paged, first, last, rules, m, sums, part, peak, total, acc,
-    D: tl.constexpr, WIDTH: tl.constexpr, M: tl.constexpr, PAGE: tl.constexpr, TILES: tl.constexpr, KV_HEADS: tl.constexpr,
-    MASKED: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, INTERPRET: tl.constexpr,
+    D: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, M: tl.constexpr, PAGE: tl.constexpr, TILES: tl.constexpr,
+    KV_HEADS: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
     """Tiles first..last - 1: where one ends a split, it is folded in."""
-    keys, values, table = paged
+    table = paged[2]
     following = tl.load(table + first, mask=first < last, other=0)
     for tile in tl.range(first, last):
         page, following = following, tl.load(table + tl.minimum(tile + 1, last - 1))  # early: nothing waits for it
         m, sums, part = _tile(
-            q, keys, values, page, tile, rules, m, sums, part, D, WIDTH, PAGE, KV_HEADS, MASKED, WINDOWED, CAPPED, INTERPRET
+            q, paged, page, tile, rules, m, sums, part, D, WIDTH, VALUES, PAGE, KV_HEADS, MASKED, WINDOWED, CAPPED, INTERPRET
         )
         if (tile + 1) % TILES == 0:
             peak, total, acc = _fold(peak, total, acc, m, sums, part)
-            m, sums, part = _afresh(sums, part, M, WIDTH, TILES)
+            m, sums, part = _afresh(sums, part, M, VALUES, TILES)
     return m, sums, part, peak, total, acc
 
 
 @triton.jit(do_not_specialize=["rows", "pages", "window"])
 def attend_many(
     queries, positions, table_of, tables, temperature, keys, values, out, groups, rows, pages, window, scale, cap,
-    Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr,
+    Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, PAGE: tl.constexpr,
     TILES: tl.constexpr, M: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, HEAD_BLOCKS: tl.constexpr,
     WINDOWED: tl.constexpr, CAPPED: tl.constexpr, INTERPRET: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Listed groups of rows, HEADS query heads of one KV head: grid (KV heads * HEAD_BLOCKS, programs that share the list)."""
+    """Listed groups of rows, HEADS query heads of one KV head: grid (units, programs that share the list)."""
     chain.begin(PDL)
     chain.wait(PDL)
-    line, d = tl.arange(0, M), tl.arange(0, WIDTH)
+    line = tl.arange(0, M)
     begin, step, end = tl.program_id(1), tl.num_programs(1), tl.load(groups)
     for item in tl.range(begin, end, step, num_stages=1):
         first = tl.load(groups + end - item)  # the last rows of a prompt have the most keys: they begin first
         ends = (first + line >= rows) | _opens(tl.minimum(first + line, rows - 1), positions, table_of, ROWS)
         count = tl.min(tl.where(ends & (line > 0), line, ROWS), 0)
         q, paged, rules, to = _group(
-            first, count, tl.program_id(0) // HEAD_BLOCKS, tl.program_id(0) % HEAD_BLOCKS,
-            queries, positions, table_of, tables, temperature, keys, values, pages, window, scale, cap,
-            Q_HEADS, KV_HEADS, D, WIDTH, PAGE, M, HEADS, WINDOWED, INTERPRET,
+            tl.program_id(0), first, count, queries, positions, table_of, tables, temperature, keys, values, pages, window, scale, cap,
+            Q_HEADS, KV_HEADS, D, WIDTH, VALUES, PAGE, M, HEADS, HEAD_BLOCKS, WINDOWED, INTERPRET,
         )  # fmt: skip
         low, high = rules[3], rules[4]
         first_tile, last_tile = low // PAGE, (high + PAGE - 1) // PAGE
-        m, sums, part = _nothing(M, WIDTH)
-        peak, total, acc = _nothing(M, WIDTH)
+        m, sums, part = _nothing(M, VALUES)
+        peak, total, acc = _nothing(M, VALUES)
         bare = first_tile  # from here to `edge` every row sees every key: the same bits without a mask
         if WINDOWED:
             bare = tl.minimum((tl.maximum(high - window, 0) + PAGE - 1) // PAGE, last_tile)
             m, sums, part, peak, total, acc = _sweep(
                 q, paged, first_tile, bare, rules, m, sums, part, peak, total, acc,
-                D, WIDTH, M, PAGE, TILES, KV_HEADS, True, WINDOWED, CAPPED, INTERPRET,
+                D, WIDTH, VALUES, M, PAGE, TILES, KV_HEADS, True, WINDOWED, CAPPED, INTERPRET,
             )  # fmt: skip
         edge = tl.maximum((high - count + 1) // PAGE, bare)
         m, sums, part, peak, total, acc = _sweep(
             q, paged, bare, edge, rules, m, sums, part, peak, total, acc,
-            D, WIDTH, M, PAGE, TILES, KV_HEADS, False, WINDOWED, CAPPED, INTERPRET,
+            D, WIDTH, VALUES, M, PAGE, TILES, KV_HEADS, False, WINDOWED, CAPPED, INTERPRET,
         )  # fmt: skip
         m, sums, part, peak, total, acc = _sweep(
             q, paged, edge, last_tile, rules, m, sums, part, peak, total, acc,
-            D, WIDTH, M, PAGE, TILES, KV_HEADS, True, WINDOWED, CAPPED, INTERPRET,
+            D, WIDTH, VALUES, M, PAGE, TILES, KV_HEADS, True, WINDOWED, CAPPED, INTERPRET,
         )  # fmt: skip
         peak, total, acc = _fold(peak, total, acc, m, sums, part)
-        at, used = to
-        tl.store(out + at[:, None] * D + d[None, :], _finish(total[:, None], acc), mask=used[:, None] & (d < D)[None, :])
+        _put(out, to, paged[3], _finish(total[:, None], acc), D, VALUES)
 
 
 # --- rows whose splits are shared out ----------------------------------------------------------------------------------------------------
 
 
 @triton.jit
-def _leave(to, parts, stats, splits, split, m, sums, part, WIDTH: tl.constexpr):
+def _leave(to, column, parts, stats, splits, split, m, sums, part, WIDTH: tl.constexpr, VALUES: tl.constexpr):
     """A split's result into scratch."""
     at, used = to
     at = at * splits + split
-    d = tl.arange(0, WIDTH)
+    d = column + tl.arange(0, VALUES)
     tl.store(stats + 2 * at, m, mask=used)
     tl.store(stats + 2 * at + 1, sums, mask=used)
     tl.store(parts + at[:, None] * WIDTH + d[None, :], part, mask=used[:, None])
@@ -240,20 +258,20 @@ def _leave(to, parts, stats, splits, split, m, sums, part, WIDTH: tl.constexpr):
 @triton.jit
 def _stretch(
     q, paged, first, last, end, rules, to, parts, stats, splits, m, sums, part,
-    D: tl.constexpr, WIDTH: tl.constexpr, M: tl.constexpr, PAGE: tl.constexpr, TILES: tl.constexpr, KV_HEADS: tl.constexpr,
-    MASKED: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, INTERPRET: tl.constexpr,
+    D: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, M: tl.constexpr, PAGE: tl.constexpr, TILES: tl.constexpr,
+    KV_HEADS: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
     """Tiles first..last - 1: where one ends a split, it is left in scratch, but for the last before `end`."""
-    keys, values, table = paged
+    table = paged[2]
     following = tl.load(table + first, mask=first < last, other=0)
     for tile in tl.range(first, last):
         page, following = following, tl.load(table + tl.minimum(tile + 1, last - 1))  # early: nothing waits for it
         m, sums, part = _tile(
-            q, keys, values, page, tile, rules, m, sums, part, D, WIDTH, PAGE, KV_HEADS, MASKED, WINDOWED, CAPPED, INTERPRET
+            q, paged, page, tile, rules, m, sums, part, D, WIDTH, VALUES, PAGE, KV_HEADS, MASKED, WINDOWED, CAPPED, INTERPRET
         )
         if ((tile + 1) % TILES == 0) & (tile + 1 < end):
-            _leave(to, parts, stats, splits, tile // TILES, m, sums, part, WIDTH)
-            m, sums, part = _afresh(sums, part, M, WIDTH, TILES)
+            _leave(to, paged[3], parts, stats, splits, tile // TILES, m, sums, part, WIDTH, VALUES)
+            m, sums, part = _afresh(sums, part, M, VALUES, TILES)
     return m, sums, part
 
 
@@ -273,19 +291,19 @@ def _ahead(at, d, used, parts, stats, splits, split, last, peak, total, acc, WID
 
 @triton.jit
 def _gather(
-    first_pair, within, heads, parts, stats, out, splits, first, last,
-    D: tl.constexpr, WIDTH: tl.constexpr, PAIRS: tl.constexpr, AHEAD: tl.constexpr,
+    first_pair, within, heads, column, parts, stats, out, splits, first, last,
+    D: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, PAIRS: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """Fold splits first..last - 1 of PAIRS pairs of a row and a query head, and write their results.
 
     first_pair: row * query heads + head of the first, the `within`th of `heads` that there are. Pairs lie end to end, so that no value
     has to change threads.
     """
-    i = tl.arange(0, PAIRS * WIDTH)
-    pair, d = i // WIDTH, i % WIDTH
+    i = tl.arange(0, PAIRS * VALUES)
+    pair, d = i // VALUES, column + i % VALUES
     used, at = within + pair < heads, first_pair + pair
-    peak = tl.full((PAIRS * WIDTH,), LOWEST, tl.float32)
-    total, acc = tl.zeros((PAIRS * WIDTH,), tl.float32), tl.zeros((PAIRS * WIDTH,), tl.float32)
+    peak = tl.full((PAIRS * VALUES,), LOWEST, tl.float32)
+    total, acc = tl.zeros((PAIRS * VALUES,), tl.float32), tl.zeros((PAIRS * VALUES,), tl.float32)
     split = first
     while split + AHEAD <= last:
         peak, total, acc = _ahead(at, d, used, parts, stats, splits, split, last, peak, total, acc, WIDTH, AHEAD)
@@ -321,12 +339,12 @@ def _shares(
 def attend_few(
     queries, positions, table_of, tables, temperature, keys, values, out, counters, parts, stats,
     rows, pages, splits, window, scale, cap,
-    Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr,
+    Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, PAGE: tl.constexpr,
     TILES: tl.constexpr, M: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, HEAD_BLOCKS: tl.constexpr,
     LISTED: tl.constexpr, PAIRS: tl.constexpr, AHEAD: tl.constexpr, APART: tl.constexpr,
     WINDOWED: tl.constexpr, CAPPED: tl.constexpr, INTERPRET: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """All groups, their splits shared out evenly among the programs: each takes the splits that begin in its part of all tiles.
+    """All groups and units, their splits shared out evenly among the programs: each takes the splits that begin in its part of all tiles.
 
     Who adds the last splits of a group to its counter folds them, unless APART: then `combine` does.
     """
@@ -334,11 +352,12 @@ def attend_few(
     chain.wait(PDL)
     row, ends, begins, sizes = _shares(positions, table_of, rows, window, ROWS, LISTED, PAGE, TILES, WINDOWED)
     tiles = tl.sum(sizes, 0)
-    work = tiles.to(tl.int64) * (KV_HEADS * HEAD_BLOCKS)
+    UNITS: tl.constexpr = KV_HEADS * HEAD_BLOCKS * (WIDTH // VALUES)
+    work = tiles.to(tl.int64) * UNITS
     at = (work * tl.program_id(0) // tl.num_programs(0)).to(tl.int32)
     stop = (work * (tl.program_id(0) + 1) // tl.num_programs(0)).to(tl.int32)
     while at < stop:
-        unit = at // tiles  # a KV head and a block of its query heads
+        unit = at // tiles
         offset = at - unit * tiles
         mine = (begins <= offset) & (offset < begins + sizes)
         first, end = tl.sum(tl.where(mine, row, 0), 0), tl.sum(tl.where(mine, ends, 0), 0)
@@ -346,48 +365,45 @@ def attend_few(
         from_split = (offset - begin + TILES - 1) // TILES
         to_split = (tl.minimum(stop - unit * tiles - begin, size) + TILES - 1) // TILES
         if from_split < to_split:
-            kv_head, block = unit // HEAD_BLOCKS, unit % HEAD_BLOCKS
             q, paged, rules, to = _group(
-                first, end - first, kv_head, block, queries, positions, table_of, tables, temperature, keys, values,
-                pages, window, scale, cap, Q_HEADS, KV_HEADS, D, WIDTH, PAGE, M, HEADS, WINDOWED, INTERPRET,
+                unit, first, end - first, queries, positions, table_of, tables, temperature, keys, values, pages, window, scale, cap,
+                Q_HEADS, KV_HEADS, D, WIDTH, VALUES, PAGE, M, HEADS, HEAD_BLOCKS, WINDOWED, INTERPRET,
             )  # fmt: skip
             low, high = rules[3], rules[4]
             first_split, count = low // (PAGE * TILES), (size + TILES - 1) // TILES
             from_tile = tl.maximum(low // PAGE, (first_split + from_split) * TILES)
             to_tile = tl.minimum((high + PAGE - 1) // PAGE, (first_split + to_split) * TILES)
             edge = from_tile
-            m, sums, part = _nothing(M, WIDTH)
+            m, sums, part = _nothing(M, VALUES)
             if not WINDOWED:  # every row sees every key below: the same bits without a mask
                 edge = tl.minimum(tl.maximum((high - (end - first) + 1) // PAGE, from_tile), to_tile)
                 m, sums, part = _stretch(
                     q, paged, from_tile, edge, to_tile, rules, to, parts, stats, splits, m, sums, part,
-                    D, WIDTH, M, PAGE, TILES, KV_HEADS, False, WINDOWED, CAPPED, INTERPRET,
+                    D, WIDTH, VALUES, M, PAGE, TILES, KV_HEADS, False, WINDOWED, CAPPED, INTERPRET,
                 )  # fmt: skip
             m, sums, part = _stretch(
                 q, paged, edge, to_tile, to_tile, rules, to, parts, stats, splits, m, sums, part,
-                D, WIDTH, M, PAGE, TILES, KV_HEADS, True, WINDOWED, CAPPED, INTERPRET,
+                D, WIDTH, VALUES, M, PAGE, TILES, KV_HEADS, True, WINDOWED, CAPPED, INTERPRET,
             )  # fmt: skip
             if (count == 1) & (not APART):
-                place, used = to
-                d = tl.arange(0, WIDTH)
-                result = _finish(sums[:, None], part)
-                tl.store(out + place[:, None] * D + d[None, :], result, mask=used[:, None] & (d < D)[None, :])
+                _put(out, to, paged[3], _finish(sums[:, None], part), D, VALUES)
             else:
-                _leave(to, parts, stats, splits, first_split + to_split - 1, m, sums, part, WIDTH)
+                _leave(to, paged[3], parts, stats, splits, first_split + to_split - 1, m, sums, part, WIDTH, VALUES)
                 if not APART:
                     tl.debug_barrier()  # every thread's results are written before one of them says so
-                    counter = counters + first * (KV_HEADS * HEAD_BLOCKS) + unit
+                    counter = counters + first * UNITS + unit
                     before = tl.atomic_add(counter, to_split - from_split, sem="acq_rel")
                     if before + to_split - from_split == count:
                         tl.store(counter, 0)
                         GROUP: tl.constexpr = Q_HEADS // KV_HEADS
+                        kv_head, block, column = _unit(unit, HEAD_BLOCKS, WIDTH, VALUES)
                         for each in tl.range(first, end, num_stages=1):
                             for some in tl.static_range(0, HEADS, PAIRS):
                                 within = block * HEADS + some
                                 pair = (each * Q_HEADS + kv_head * GROUP + within).to(tl.int64)
                                 _gather(
-                                    pair, some, tl.minimum(GROUP - block * HEADS, HEADS), parts, stats, out, splits,
-                                    first_split, first_split + count, D, WIDTH, PAIRS, AHEAD,
+                                    pair, some, tl.minimum(GROUP - block * HEADS, HEADS), column, parts, stats, out, splits,
+                                    first_split, first_split + count, D, WIDTH, VALUES, PAIRS, AHEAD,
                                 )  # fmt: skip
         at = unit * tiles + begin + size
 
@@ -406,4 +422,4 @@ def combine(
     if WINDOWED:
         first = tl.maximum(position + 1 - window, 0) // SPLIT
     pair = tl.program_id(0).to(tl.int64) * Q_HEADS + tl.program_id(1)
-    _gather(pair, 0, 1, parts, stats, out, splits, first, last, D, WIDTH, 1, AHEAD)
+    _gather(pair, 0, 1, 0, parts, stats, out, splits, first, last, D, WIDTH, WIDTH, 1, AHEAD)

@@ -29,12 +29,13 @@ PLAN = (
 )
 LINES, WARPS = 64, 4
 FEW = 64  # rows up to which splits are shared out
-PROGRAMS = 132  # that share them, for each that fits on a multiprocessor: two, or one for heads wider than 128
+PROGRAMS = 264  # that share them: two for each multiprocessor of an H200
+VALUES = 128  # columns of values that a program takes at most: more would not fit into its registers
 COUNTERS = 8192  # words at the start of scratch: of a group's splits, how many are done
 SCRATCH = 1 << 26  # f32 values that splits' results may take; where a table is too wide for that, no splits are shared out
 FOLDED = 32  # splits of a table up to which those of a single row are folded by the program that is last
 LISTED = 1024  # rows that the list's maker reads at a time
-AHEAD = 32  # splits that are read ahead of their fold, where there are so many; half for heads wider than 128
+AHEAD = 32  # splits that are read ahead of their fold, where there are so many
 LOG2E = math.log2(math.e)
 INTERPRET = triton.knobs.runtime.interpret  # bf16 arithmetic is broken in the interpreter, which computes in f32
 
@@ -69,7 +70,7 @@ def plan(rows: int, q_heads: int, kv_heads: int, head_dim: int, pages: int) -> P
     if not _shared(rows, q_heads, kv_heads, head_dim, pages):
         return Plan(heads, LINES // heads, blocks, 0, False)
     splits = _splits(pages, head_dim)
-    programs = min(PROGRAMS * (2 if head_dim <= 128 else 1), rows * kv_heads * blocks * splits)
+    programs = min(PROGRAMS if head_dim <= 128 else PROGRAMS // 2, rows * kv_heads * blocks * value_blocks(head_dim) * splits)
     return Plan(heads, LINES // heads, blocks, programs, rows > 1 or splits > FOLDED)
 
 
@@ -89,7 +90,7 @@ def scratch_floats(rows: int, q_heads: int, kv_heads: int, head_dim: int, pages:
 
 
 def _shared(rows: int, q_heads: int, kv_heads: int, head_dim: int, pages: int) -> bool:
-    counters = rows * kv_heads * triton.cdiv(q_heads // kv_heads, LINES)
+    counters = rows * kv_heads * triton.cdiv(q_heads // kv_heads, LINES) * value_blocks(head_dim)
     return rows <= FEW and counters <= COUNTERS and _floats(rows, q_heads, head_dim, pages) <= SCRATCH
 
 
@@ -99,6 +100,11 @@ def _floats(rows: int, q_heads: int, head_dim: int, pages: int) -> int:
 
 def _splits(pages: int, head_dim: int) -> int:
     return triton.cdiv(pages * BLOCK, split(head_dim))
+
+
+def value_blocks(head_dim: int) -> int:
+    """Programs that share the columns of a head's values. Each computes the scores for itself."""
+    return triton.cdiv(_width(head_dim), VALUES)
 
 
 def _width(head_dim: int) -> int:
@@ -128,10 +134,10 @@ def attention(
     rows, pages = qkv.shape[0], batch.tables.shape[1]
     kv_heads, dim = keys.shape[1], keys.shape[3]
     cut, width, keys_of_split = cut or plan(rows, q_heads, kv_heads, dim, pages), _width(dim), split(dim)
-    capped, units, join = softcap > 0, kv_heads * cut.head_blocks, chain.options(qkv.device)
+    capped, units, join = softcap > 0, kv_heads * cut.head_blocks * value_blocks(dim), chain.options(qkv.device)
     factors = (2 * LOG2E * scale / softcap, LOG2E * softcap) if capped else (LOG2E * scale, 0.0)
     source = (qkv.view(torch.bfloat16), batch.positions, batch.table_of, batch.tables, temperature, keys, values, out)
-    sizes = (q_heads, kv_heads, dim, width, BLOCK, keys_of_split // BLOCK, LINES, cut.heads, cut.rows, cut.head_blocks)
+    sizes = (q_heads, kv_heads, dim, width, min(width, VALUES), BLOCK, keys_of_split // BLOCK, LINES, cut.heads, cut.rows, cut.head_blocks)
     if cut.programs == 0:
         groups = scratch[COUNTERS:].view(torch.int32)
         items = triton.cdiv(rows, cut.rows) + min(batch.tables.shape[0], rows)
@@ -145,7 +151,7 @@ def attention(
     parts, stats = scratch[COUNTERS:], scratch[COUNTERS + rows * q_heads * splits * width :]
     attend_few[(cut.programs,)](
         *source, scratch.view(torch.int32), parts, stats, rows, pages, splits, window, *factors, *sizes,
-        triton.next_power_of_2(rows), min(4, triton.next_power_of_2(cut.heads)), AHEAD if width <= 128 else AHEAD // 2, cut.apart, window > 0, capped, INTERPRET,
+        triton.next_power_of_2(rows), min(4, triton.next_power_of_2(cut.heads)), AHEAD, cut.apart, window > 0, capped, INTERPRET,
         num_warps=WARPS, num_stages=cut.stages, enable_fp_fusion=False, **join,
     )  # fmt: skip
     if cut.apart:

@@ -48,7 +48,7 @@ def attend(
 ) -> CompiledKernel:
     q_heads, kv_heads, dim = heads
     constants: dict[str, object] = {
-        "Q_HEADS": q_heads, "KV_HEADS": kv_heads, "D": dim, "WIDTH": attention._width(dim), "PAGE": BLOCK, "TILES": attention.split(dim) // BLOCK,
+        "Q_HEADS": q_heads, "KV_HEADS": kv_heads, "D": dim, "WIDTH": attention._width(dim), "VALUES": min(128, attention._width(dim)), "PAGE": BLOCK, "TILES": attention.split(dim) // BLOCK,
         "M": attention.LINES, "HEADS": cut.heads, "ROWS": cut.rows, "HEAD_BLOCKS": cut.head_blocks,
         "WINDOWED": window, "CAPPED": capped, "INTERPRET": False, "PDL": True,
     }  # fmt: skip
@@ -56,8 +56,8 @@ def attend(
         constants["temperature"] = None
     kernel = attend_many
     if cut.programs:
-        pairs, ahead = min(4, triton.next_power_of_2(cut.heads)), attention.AHEAD if dim <= 128 else attention.AHEAD // 2
-        constants |= {"LISTED": triton.next_power_of_2(rows), "PAIRS": pairs, "AHEAD": ahead, "APART": cut.apart}
+        pairs = min(4, triton.next_power_of_2(cut.heads))
+        constants |= {"LISTED": triton.next_power_of_2(rows), "PAIRS": pairs, "AHEAD": attention.AHEAD, "APART": cut.apart}
         kernel = attend_few
     built = build(kernel, constants, num_warps=attention.WARPS, num_stages=cut.stages)
     assert "wgmma.mma_async" in built.asm["ptx"], f"{heads} {cut}: not the matrix unit's own instructions"

@@ -43,6 +43,8 @@ CASES = [
     Case(((300, 80),), heads=(3, 1, 16), window=100),
     Case(((0, 40), (60, 30)), heads=(1, 1, 16), shuffled=True, temperature=True),
     Case(((20, 2),), heads=(40, 1, 16)),
+    Case(((70, 1), (130, 2)), heads=(2, 1, 256)),
+    Case(((64, 66),), heads=(2, 1, 160)),
 ]
 
 
