@@ -105,7 +105,6 @@ def lookups() -> dict[str, Any]:
         calls: dict[str, Callable[[], None]] = {
             "embed": lambda i=ids, o=x: embed.embed(table, i, o),
             "embed, drawn": lambda i=before, o=x, d=ids: embed.embed(table, i, o, drawn=d),
-            "gather": lambda i=ids, o=out, x=x: embed.gather(x, i, o),
             "gathered norm": lambda i=ids, o=out, x=x, w=weight: norm.norm(x, x, None, w, 1e-5, o, i),
             "softcap": lambda x=logits: norm.softcap(x, 30.0),
         }

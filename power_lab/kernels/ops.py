@@ -258,6 +258,12 @@ class Ops(Protocol):
         """
         ...
 
+    def gather_rms_norm(
+        self, x: Array, delta: Array, post: Array | None, weight: Array, eps: float, rows: Array, out: Array
+    ) -> None:
+        """out[i] = what `add_rms_norm` makes of row rows[i]. rows int32 [Q], out [Q, D]; x and delta mean nothing afterwards."""
+        ...
+
     def linear(self, x: Array, weights: tuple[Weight, ...], out: Array, bias: Array | None = None) -> None:
         """out[:, n] = sum_k x[:, k] * W[n, k] + bias[n], the weights stacked along N (fused QKV).
 
@@ -317,10 +323,6 @@ class Ops(Protocol):
 
     def softcap(self, x: Array, cap: float) -> None:
         """x = cap * tanh(x / cap), in place. x f32 [R, D]."""
-        ...
-
-    def gather(self, x: Array, rows: Array, out: Array) -> None:
-        """out[i] = x[rows[i]]. x f32 [R, D], rows int32 [Q], out f32 [Q, D]."""
         ...
 
     def sample(self, logits: Array, rows: SampleRows, tokens: Array, draw: Draw = "limited") -> None:

@@ -13,7 +13,7 @@ from power_lab.kernels import reference
 from power_lab.kernels.ops import Activation
 from power_lab.kernels.probe import random_blocks
 from power_lab.kernels.quants import GEOMETRY, QuantType
-from power_lab.kernels.triton.embed import embed, gather
+from power_lab.kernels.triton.embed import embed
 from power_lab.kernels.triton.linear import Workspace, gate_up, linear
 from power_lab.kernels.triton.planes import FORMS, DeviceWeight
 from tests.kernels.triton.matrices import on_device, weight
@@ -79,6 +79,26 @@ def test_every_row_count_gives_the_same_bits(type: QuantType, work: Workspace) -
             assert torch.equal(active[some], gated[:rows][some]), (n, k, rows, "gate-up")
             assert out.isfinite().all()
             assert active.isfinite().all()
+
+
+@pytest.mark.parametrize("type", list(FORMS))
+def test_stored_codes_give_the_bits_of_their_values(type: QuantType, work: Workspace) -> None:
+    """As bf16: whatever unpacks them, and whatever tiles either is computed in."""
+    for n, k in ((1024, 1024), (576, 1536)):
+        stored, plain = [], []
+        for seed in range(2):
+            one, values = weight(type, n, k, seed, device="cuda")
+            stored.append(one)
+            plain.append(DeviceWeight(QuantType.BF16, n, k, {"values": values.bfloat16()}))
+        for rows in (1, 17, 64, 100, 400):
+            x, got, want = activations(rows, k), poison(rows, n), poison(rows, n)
+            linear(x, (stored[0],), got, work)
+            linear(x, (plain[0],), want, work)
+            assert torch.equal(got, want), (n, k, rows)
+            got, want = poison(rows, n, dtype=torch.bfloat16), poison(rows, n, dtype=torch.bfloat16)
+            gate_up(x, *stored, got, work)
+            gate_up(x, *plain, want, work)
+            assert torch.equal(got, want), (n, k, rows)
 
 
 def test_a_rows_place_does_not_matter(work: Workspace) -> None:
@@ -150,13 +170,6 @@ def test_every_exponent_of_mxfp4() -> None:
     out = poison(256, 32)
     embed(on_device(QuantType.MXFP4, 256, 32, stored, "cuda"), torch.arange(256, device="cuda", dtype=torch.int32), out)
     assert torch.equal(out.cpu(), reference.dequantize(QuantType.MXFP4, stored, 256, 32))
-
-
-def test_gather() -> None:
-    x, rows = torch.randn(50, 4096, device="cuda"), torch.tensor([49, 0, 7, 7], device="cuda", dtype=torch.int32)
-    out = poison(4, 4096)
-    gather(x, rows, out)
-    assert torch.equal(out, x[rows])
 
 
 def test_captured_graphs_replay_the_same_bits(work: Workspace) -> None:

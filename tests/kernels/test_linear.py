@@ -188,10 +188,16 @@ def test_what_cannot_be_computed_is_refused(ops: NumbaOps) -> None:
         ops.linear(np.zeros((1, 64)), (weight,), data.poison(1, 37))  # f64: entries take exactly their types
 
 
-def test_gather(ops: NumbaOps) -> None:
-    x, rows = data.normal(5, 24), np.array([4, 0, 4], np.int32)
-    out = data.poison(3, 24)
-    ops.gather(x, rows, out)
-    assert np.array_equal(out, x[rows])
+def test_gathered_norms_are_those_of_their_rows(ops: NumbaOps) -> None:
+    x, delta, weight, rows = (
+        data.normal(5, 24),
+        data.normal(5, 24, seed=1),
+        data.normal(24),
+        np.array([4, 0, 4], np.int32),
+    )
+    all_rows, out = data.poison(5, 24), data.poison(3, 24)
+    ops.add_rms_norm(x.copy(), delta, None, weight, 1e-5, all_rows)
+    ops.gather_rms_norm(x.copy(), delta, None, weight, 1e-5, rows, out)
+    assert np.array_equal(out, all_rows[rows])
     with pytest.raises(IndexError, match="row"):
-        ops.gather(x, np.array([5], np.int32), out[:1])
+        ops.gather_rms_norm(x, delta, None, weight, 1e-5, np.array([5], np.int32), out[:1])

@@ -64,16 +64,24 @@ def test_an_error_while_recording_leaves_nothing_recorded(ops: NumbaOps) -> None
 def test_numbers_that_change_behind_a_graph_read_nothing_else(ops: NumbaOps) -> None:
     """A called operation refuses them; a replayed one cannot, and answers NaN."""
     table, values = data.weight(QuantType.F32, 70, 64)
-    ids, rows, x, out = np.array([3, 5], np.int32), np.array([1], np.int32), data.poison(2, 64), data.poison(1, 64)
+    ids, rows, x, y = np.array([3, 5], np.int32), np.array([1], np.int32), data.poison(2, 64), data.poison(2, 64)
+    zeros, ones, normed, out = (
+        np.zeros((2, 64), np.float32),
+        np.ones(64, np.float32),
+        data.poison(2, 64),
+        data.poison(1, 64),
+    )
 
     def forward() -> np.ndarray:
         ops.embed(table, ids, x)
-        ops.gather(x, rows, out)
+        ops.embed(table, ids, y)
+        ops.rms_norm(x, ones, 1e-5, normed)
+        ops.gather_rms_norm(y, zeros, None, ones, 1e-5, rows, out)
         return out
 
     graph, _ = ops.capture(forward)  # type: ignore[misc]
     ops.replay(graph)
-    assert np.array_equal(x, values[[3, 5]].numpy()) and np.array_equal(out[0], x[1])
+    assert np.array_equal(x, values[[3, 5]].numpy()) and np.array_equal(out[0], normed[1])
     ids[1] = 70
     ops.replay(graph)
     assert np.array_equal(x[0], values[3].numpy()) and np.isnan(x[1]).all()

@@ -118,10 +118,9 @@ class Decoder:
             ops.gate_up(x if w.ffn_norm is None else h, w.gate, w.up, gated, layer.activation)
             ops.linear(gated, (w.down,), delta)
             post = w.post_ffn_norm
-        ops.add_rms_norm(x, delta, post, weights.final_norm, eps, h)
         gathered, logits = work.gathered[:sampled], work.logits[:sampled]
         if sampled:
-            ops.gather(h, batch.sampled, gathered)
+            ops.gather_rms_norm(x, delta, post, weights.final_norm, eps, batch.sampled, gathered)
             ops.linear(gathered, (weights.head,), logits)
             if spec.final_softcap:
                 ops.softcap(logits, spec.final_softcap)

@@ -191,6 +191,15 @@ class NumbaOps:
                 _same(vector.shape[0], x.shape[1], "norm width")
         self._do(norm.job(x, delta, post, weight, eps, out), x, delta, post, weight, out)
 
+    def gather_rms_norm(
+        self, x: Array, delta: Array, post: Array | None, weight: Array, eps: float, rows: Array, out: Array
+    ) -> None:
+        _same(out.shape, (rows.shape[0], x.shape[1]), "shape of the result")
+        if self._recorded is None:
+            _within(rows, x.shape[0], "row")
+        self._norm(x, delta, post, weight, eps, x)
+        self._do(embed.gather_job(x, rows, out), x, rows, out)
+
     def linear(self, x: Array, weights: tuple[Weight, ...], out: Array, bias: Array | None = None) -> None:
         plan, cols, width = self._plan(weights)
         _same(x.shape[1], cols, "input width")
@@ -244,12 +253,6 @@ class NumbaOps:
 
     def softcap(self, x: Array, cap: float) -> None:
         self._do(attention.softcap_job(x, cap), x)
-
-    def gather(self, x: Array, rows: Array, out: Array) -> None:
-        _same(out.shape, (rows.shape[0], x.shape[1]), "shape of the result")
-        if self._recorded is None:
-            _within(rows, x.shape[0], "row")
-        self._do(embed.gather_job(x, rows, out), x, rows, out)
 
     def sample(self, logits: Array, rows: SampleRows, tokens: Array, draw: Draw = "limited") -> None:
         controls = (rows.temperature, rows.top_k, rows.top_p, rows.min_p, rows.repetition, rows.presence)

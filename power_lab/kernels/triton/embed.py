@@ -1,4 +1,4 @@
-"""Rows of a stored table as activations, and rows of activations."""
+"""Rows of a stored table as activations."""
 
 from __future__ import annotations
 
@@ -38,16 +38,6 @@ def _embed(Ids, Drawn, before, table, Out, K, scale, FORM: tl.constexpr, DEPTH: 
         tl.store(Out + r * K + j, tl.where(known, value * scale, float("nan")), mask=j < K)
 
 
-@triton.jit(do_not_specialize_on_alignment=["Rows"])
-def _gather(X, Rows, Out, D, BLOCK: tl.constexpr, PDL: tl.constexpr):
-    chain.begin(PDL)
-    chain.wait(PDL)
-    r = tl.program_id(0).to(tl.int64)
-    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    row = tl.load(Rows + r).to(tl.int64)
-    tl.store(Out + r * D + i, tl.load(X + row * D + i, mask=i < D), mask=i < D)
-
-
 def embed(
     table: DeviceWeight, ids: torch.Tensor, out: torch.Tensor, scale: float = 1.0, drawn: torch.Tensor | None = None
 ) -> None:
@@ -64,13 +54,3 @@ def embed(
         ids, drawn, 0 if drawn is None else len(drawn), arguments(table), out, table.cols, float(scale),
         FORM=form(table.type), DEPTH=DEPTH, num_warps=1, enable_fp_fusion=False, **chain.options(out.device),
     )  # fmt: skip
-
-
-def gather(x: torch.Tensor, rows: torch.Tensor, out: torch.Tensor) -> None:
-    """out[i] = x[rows[i]]. x [R, D], rows int32 [Q], out [Q, D] of x's type; every row number must be one of x."""
-    if out.shape != (len(rows), x.shape[1]) or out.dtype != x.dtype:
-        raise ValueError(f"the result is {out.dtype} {list(out.shape)}, expected {x.dtype} {[len(rows), x.shape[1]]}")
-    if len(rows) == 0:
-        return
-    grid = (len(rows), triton.cdiv(x.shape[1], 1024))
-    _gather[grid](x, rows, out, x.shape[1], BLOCK=1024, enable_fp_fusion=False, **chain.options(x.device))

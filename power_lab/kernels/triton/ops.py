@@ -201,6 +201,11 @@ class TritonOps:
     ) -> None:
         norm.norm(x, delta, post, weight, eps, out)
 
+    def gather_rms_norm(
+        self, x: Array, delta: Array, post: Array | None, weight: Array, eps: float, rows: Array, out: Array
+    ) -> None:
+        norm.norm(x, delta, post, weight, eps, out, rows)
+
     def linear(self, x: Array, weights: tuple[Weight, ...], out: Array, bias: Array | None = None) -> None:
         linear.linear(_narrow(x), tuple(w.data for w in weights), out, self._products, bias)
 
@@ -240,9 +245,6 @@ class TritonOps:
 
     def softcap(self, x: Array, cap: float) -> None:
         norm.softcap(x, cap)
-
-    def gather(self, x: Array, rows: Array, out: Array) -> None:
-        embed.gather(x, rows, out)
 
     def sample(self, logits: Array, rows: SampleRows, tokens: Array, draw: Draw = "limited") -> None:
         scratch = self._reserve_sampling(*logits.shape)

@@ -11,7 +11,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from power_lab.kernels.triton import embed, logprobs, norm, penalties, sample, survivors
+from power_lab.kernels.triton import logprobs, norm, penalties, sample, survivors
 from tests.kernels.triton.cubin import resources
 
 CONTROLS = sample.Controls(
@@ -67,7 +67,6 @@ def main() -> None:
         (sample._survey, {**sample.plan(1, 262144), "RANDOM": False, "LIMITED": False}),
         *((kernel, sample.plan(rows, 262144) | flags) for kernel in passes for rows in (1, 64)),
         (norm._softcap, {"BLOCK": norm.CAPPED, "num_warps": 4}),
-        (embed._gather, {"BLOCK": 1024, "num_warps": 4, "D": 576}),
         *(
             (
                 norm._norm_rows,

@@ -8,7 +8,7 @@ import torch
 
 from power_lab.kernels import reference
 from power_lab.kernels.quants import GEOMETRY, QuantType
-from power_lab.kernels.triton.embed import embed, gather
+from power_lab.kernels.triton.embed import embed
 from tests.kernels.triton.matrices import on_device, weight
 
 
@@ -51,12 +51,3 @@ def test_every_exponent_of_mxfp4() -> None:
     out = torch.zeros(256, 32)
     embed(on_device(QuantType.MXFP4, 256, 32, stored), torch.arange(256, dtype=torch.int32), out)
     assert torch.equal(out, reference.dequantize(QuantType.MXFP4, stored, 256, 32))
-
-
-def test_gather() -> None:
-    x, rows = torch.randn(5, 24), torch.tensor([4, 0, 4], dtype=torch.int32)
-    out = torch.full((3, 24), torch.nan)
-    gather(x, rows, out)
-    assert torch.equal(out, x[rows])
-    with pytest.raises(ValueError, match="the result is"):
-        gather(x, rows, out[:2])
