@@ -353,6 +353,7 @@ class Engine:
                     self._scheduler.end(live.request, Finish.CANCELLED, EngineClosed("The engine was closed."))
                 self._settle(live, self._clock())
             self._memory = self._memory or self.memory()
+            self._runner.ops.wait()  # a step that was given up may still be writing
             self._runner.release(weights=self._owns_device)
             if self._owns_device:
                 self._runner.ops.close()  # in turn: another engine may be stepping on the same threads

@@ -71,6 +71,7 @@ def load(config: EngineConfig, paths: Paths, progress: Report) -> Loaded:
         types = [QuantType[name] for name in checkpoint.bytes_by_type() if name in QuantType.__members__]
         ops.prepare(types, lambda done, total, name: progress(f"kernels: {name}", done, total))
         weights = bind(spec, described.source, ops)
+        ops.wait()
     if config.mode == "exact":
         _prove(device, ops.digest(), threads, spec, weights, paths, progress)
     facts = EngineFacts(

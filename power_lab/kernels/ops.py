@@ -219,6 +219,10 @@ class Ops(Protocol):
         """
         ...
 
+    def wait(self) -> None:
+        """Until all that was launched has run."""
+        ...
+
     def free_bytes(self) -> int | None:
         """Bytes that the device has left; None where its memory is the machine's."""
         ...

@@ -15,6 +15,7 @@ from power_lab.engine.models.bind import bind
 from power_lab.engine.models.decoder import Decoder, Workspace
 from power_lab.engine.models.describe import describe
 from power_lab.engine.plan import Span, StepPlan
+from power_lab.engine.request import Request, SamplingParams
 from power_lab.engine.tokenizer import Tokenizer
 from power_lab.engine.weights.checkpoint import open_checkpoint
 from power_lab.engine.weights.gguf_model import GgufModel
@@ -33,12 +34,15 @@ def logits_of(model: Decoder, tokens: Sequence[int], chunk: int) -> np.ndarray:
     caches = model.caches(pages + 1)
     work = Workspace.make(model.spec, model.ops, chunk, chunk)
     inputs = Inputs(model.ops, chunk, chunk, 1, pages)
+    request = Request(0, len(tokens), SamplingParams(seed=0), list(tokens), len(tokens) + 1, frozenset())
     rows = []
     for step, start in enumerate(range(0, len(tokens), chunk)):
         part = tuple(tokens[start : start + chunk])
         span = Span(0, start, part, 0, len(part), tuple(range(1, pages + 1)), 0)
-        logits = model.forward(inputs.fill(StepPlan(step, (span,))), caches, work)
-        rows.append(model.ops.tohost(logits).copy())
+        layout = inputs.layout(len(part), len(part))
+        with model.ops.step():
+            inputs.fill(layout, StepPlan(step, (span,)), {0: request}, None)
+            rows.append(model.ops.tohost(model.forward(layout.batch, caches, work)).copy())
     return np.concatenate(rows)
 
 

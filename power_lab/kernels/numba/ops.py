@@ -134,6 +134,9 @@ class NumbaOps:
     ) -> None:
         """Scratch does not grow with rows here."""
 
+    def wait(self) -> None:
+        """Nothing is left to run."""
+
     def free_bytes(self) -> int | None:
         return None
 

@@ -60,7 +60,7 @@ class TritonOps:
     def __init__(self, device: str = "cuda", priority: int = 0) -> None:
         self.device = torch.device(device)
         self._stream = torch.cuda.Stream(self.device, priority)
-        self._products = linear.Workspace.on(self.device)
+        self._products: linear.Workspace | None = None
         self._scratch = torch.empty(0, dtype=torch.float32, device=self.device)
         self._retired: list[torch.Tensor | sample.Scratch] = []  # scratch that captured graphs may still name
         self._sampling: sample.Scratch | None = None
@@ -76,8 +76,8 @@ class TritonOps:
 
     @property
     def nbytes(self) -> int:
-        parts = (self._products, self._scratch, *self._retired, *([self._sampling] if self._sampling else []))
-        return sum(part.nbytes for part in parts)
+        parts = (self._products, self._sampling, self._scratch, *self._retired)
+        return sum(part.nbytes for part in parts if part is not None)
 
     def warm_up(self, progress: Progress | None = None) -> None:
         """Kernels are compiled at their first launch, by Triton, which keeps them on disk."""
@@ -90,8 +90,7 @@ class TritonOps:
         torch.cuda.synchronize(self.device)
         self._retired.clear()
         self._scratch = torch.empty(0, dtype=torch.float32, device=self.device)
-        self._sampling = None
-        self._products = linear.Workspace.on(self.device)
+        self._sampling = self._products = None
         torch.cuda.empty_cache()
 
     # --- arrays -------------------------------------------------------------------------------------------------------------------
@@ -137,6 +136,10 @@ class TritonOps:
         with self._allocating("scratch for steps"):
             self._reserve(max((attention.scratch_floats(rows, *shape, pages) for shape in set(attentions)), default=0))
             self._reserve_sampling(sampled, vocabulary)
+        self._workspace()
+
+    def wait(self) -> None:
+        torch.cuda.synchronize(self.device)
 
     def free_bytes(self) -> int | None:
         """What the driver has, and what torch holds of it for nobody."""
@@ -207,10 +210,10 @@ class TritonOps:
         norm.norm(x, delta, post, weight, eps, out, rows)
 
     def linear(self, x: Array, weights: tuple[Weight, ...], out: Array, bias: Array | None = None) -> None:
-        linear.linear(_narrow(x), tuple(w.data for w in weights), out, self._products, bias)
+        linear.linear(_narrow(x), tuple(w.data for w in weights), out, self._workspace(), bias)
 
     def gate_up(self, x: Array, gate: Weight, up: Weight, out: Array, activation: Activation = "silu") -> None:
-        linear.gate_up(_narrow(x), gate.data, up.data, out, self._products, activation)
+        linear.gate_up(_narrow(x), gate.data, up.data, out, self._workspace(), activation)
 
     def rope_write(
         self,
@@ -283,6 +286,12 @@ class TritonOps:
         if floats > self._scratch.numel():
             self._retired.append(self._scratch)
             self._scratch = torch.zeros(floats, dtype=torch.float32, device=self.device)
+
+    def _workspace(self) -> linear.Workspace:
+        if self._products is None:
+            with self._allocating("scratch of products"):
+                self._products = linear.Workspace.on(self.device)
+        return self._products
 
     def _reserve_sampling(self, rows: int, vocabulary: int) -> sample.Scratch:
         held = self._sampling
