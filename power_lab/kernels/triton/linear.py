@@ -22,7 +22,7 @@ from power_lab.kernels.triton.product import combine, product
 from power_lab.kernels.triton.wide import spread, wide
 
 PLAN = (
-    "bf16 operands (a weight is rounded once, from its f32 value), f32 sums over k in order; reduction(N, K) cuts K into "
+    "bf16 operands (a weight is rounded once, from its f32 value), f32 sums over k in order; reduction(N, K, whether stored) cuts K into "
     "splits, whose sums are added in order; + bias; silu(g) = g / (1 + e^-g); gelu_tanh(g) = g / (1 + e^-2u), "
     "u = sqrt(2 / pi) (g + 0.044715 g^3); no fusion"
 )
@@ -83,7 +83,7 @@ class Shape:
 @lru_cache(maxsize=4096)
 def shape(columns: int, cols: int, type: QuantType, gated: bool, rows: int) -> Shape:
     """The launch for `rows` rows and weights [columns, cols]; of gated products, columns of one of the two."""
-    splits, _ = reduction(columns, cols, gated)
+    splits, _ = reduction(columns, cols, gated, type in FORMS)
     bm = next(most for most in (16, 32, 64, NARROW) if rows <= most)
     if type in FORMS:
         depth = FORMS[type].depth
@@ -97,18 +97,22 @@ def shape(columns: int, cols: int, type: QuantType, gated: bool, rows: int) -> S
     return Shape(128, 64, bm, 4, 4 if gated else 6, 8)
 
 
-def reduction(columns: int, cols: int, gated: bool) -> tuple[int, int]:
+def reduction(columns: int, cols: int, gated: bool, stored: bool) -> tuple[int, int]:
     """(splits of K, depth of each): so many that a decode step draws on every memory channel, each long enough to be worth its sum.
 
-    They decide a product's bits; rows are not asked, nor how weights are stored. Gated products have columns enough.
+    They decide a product's bits; rows are not asked. Stored codes are unpacked by what draws on them, so they need more programs: four
+    to a multiprocessor. Gated products of plain values have columns enough.
     """
-    tiles = -(-columns // 64)
-    if gated:
+    tiles, splits = -(-columns // 64), 1
+    if stored:
+        while tiles * splits < 512 and cols // (2 * splits) >= 512:
+            splits *= 2
+    elif gated:
         splits = 1
     elif (tiles <= 32 and cols >= 1024) or (tiles <= 64 and cols >= 8192):
         splits = 4
-    else:
-        splits = 2 if tiles <= 64 and cols >= 2048 else 1
+    elif tiles <= 64 and cols >= 2048:
+        splits = 2
     depth = -(-cols // (DEEPEST * splits)) * DEEPEST
     return -(-cols // depth), depth
 
@@ -183,7 +187,9 @@ def _gate_up_mixed(
         _launch(part, (gate,), g, work, None, NONE)
         _launch(part, (up,), u, work, None, NONE)
         grid = (triton.cdiv(size, 1024),)
-        combine[grid](g, u, result, size, ACTIVATIONS[activation], 1024, enable_fp_fusion=False, **chain.options(x.device))  # type: ignore[reportArgumentType]
+        combine[grid](
+            g, u, result, size, ACTIVATIONS[activation], 1024, enable_fp_fusion=False, **chain.options(x.device)
+        )  # type: ignore[reportArgumentType]
 
 
 def _launch(
@@ -218,7 +224,7 @@ def launch(
 ) -> None:
     """One launch for at most NARROW rows, of the shape that it is told."""
     rows, cols, columns = x.shape[0], x.shape[1], out.shape[1]
-    splits, depth = reduction(columns, cols, activation != NONE)
+    splits, depth = reduction(columns, cols, activation != NONE, weights[0].type in FORMS)
     counted = (weights[0],) if activation else weights
     tiles = triton.cdiv(rows, s.bm) * sum(triton.cdiv(w.rows, s.bn) for w in counted)
     product[tiles, splits](
@@ -235,13 +241,14 @@ def _launch_wide(
 ) -> None:
     """Launches for many rows and plain values: one for each weight, or for the two that are gated."""
     values = [w.planes["values"] for w in weights]
+    splits = reduction(out.shape[1], x.shape[1], activation != NONE, False)
     if activation:
-        launch_wide(x, values[0], values[1], out, bias, activation, out.shape[1])
+        launch_wide(x, values[0], values[1], out, bias, activation, splits, False)
         return
     column = 0
     for part in values:
         end = column + len(part)
-        launch_wide(x, part, part, out[:, column:end], None if bias is None else bias[column:end], NONE, out.shape[1])
+        launch_wide(x, part, part, out[:, column:end], None if bias is None else bias[column:end], NONE, splits, False)
         column = end
 
 
@@ -255,6 +262,7 @@ def _launch_panels(
 ) -> None:
     """Launches for many rows and stored codes, which are unpacked once, as many columns at a time as the scratch holds."""
     cols = x.shape[1]
+    splits = reduction(out.shape[1], cols, activation != NONE, True)
     panel = work.partials.view(torch.bfloat16)
     most = panel.numel() // cols // (2 if activation else 1)
     column = 0
@@ -266,7 +274,7 @@ def _launch_panels(
             if activation:
                 _spread(weights[1], first, two)
             part = None if bias is None else bias[column : column + count]
-            launch_wide(x, one, two, out[:, column : column + count], part, activation, out.shape[1])
+            launch_wide(x, one, two, out[:, column : column + count], part, activation, splits, splits[0] > 1)
             column += count
 
 
@@ -279,8 +287,10 @@ def _spread(weight: DeviceWeight, first: int, panel: torch.Tensor) -> None:
     )  # fmt: skip
 
 
-def tiling(rows: int, columns: int, gated: bool) -> tuple[int, int, int, int, int]:
+def tiling(rows: int, columns: int, gated: bool, held: bool) -> tuple[int, int, int, int, int]:
     """(columns of a tile, rows, depth, warps, stages) of a launch for many rows: large tiles, unless too few keep the GPU busy."""
+    if held:
+        return 64 if gated else 128, 128, 64, 8, 4
     if triton.cdiv(rows, 128) * triton.cdiv(columns, 128 if gated else 256) >= 128:
         return 128 if gated else 256, 128, 64, 8, 4
     return 64 if gated else 128, 128, 64, 4, 4
@@ -293,16 +303,16 @@ def launch_wide(
     out: torch.Tensor,
     bias: torch.Tensor | None,
     activation: int,
-    columns: int,
+    splits: tuple[int, int],
+    held: bool,
 ) -> None:
-    """One launch for many rows and a matrix [N, K], or two that are gated; a part of a product that has so many columns in all."""
-    (rows, cols), gated = x.shape, activation != NONE
-    splits, depth = reduction(columns, cols, gated)
-    bn, bm, bk, warps, stages = tiling(rows, len(one), gated)
+    """One launch for many rows and a matrix [N, K], or two that are gated, with the splits of the whole product; `held` in registers."""
+    rows, cols = x.shape
+    bn, bm, bk, warps, stages = tiling(rows, len(one), activation != NONE, held)
     wide[(triton.cdiv(rows, bm) * triton.cdiv(len(one), bn),)](
         TensorDescriptor.from_tensor(x, [bm, bk]), TensorDescriptor.from_tensor(one, [bn, bk]), TensorDescriptor.from_tensor(two, [bn, bk]),
-        out, out if bias is None else bias, rows, len(one), cols, out.stride(0), depth,
-        BN=bn, BM=bm, BK=bk, SPLITS=splits, ACTIVATION=activation, BIASED=bias is not None, BAND=BAND,
+        out, out if bias is None else bias, rows, len(one), cols, out.stride(0), splits[1],
+        BN=bn, BM=bm, BK=bk, SPLITS=splits[0], HELD=held, ACTIVATION=activation, BIASED=bias is not None, BAND=BAND,
         INTERPRET=triton.knobs.runtime.interpret, num_warps=warps, num_stages=stages, enable_fp_fusion=False, **chain.options(x.device),
     )  # fmt: skip
 

@@ -3,9 +3,11 @@
 A block of a file is 17 to 210 bytes, so its fields lie unaligned, and a tile of weights is scattered over small pieces. Here every field
 becomes an array of its own, the depth (K) its slowest axis, so that a tile of consecutive rows is one contiguous piece:
 
-- `codes` int16 [tiles, N, words]: the low `low` bits of the codes, of `tile` values of a row. Two words hold the codes of 2 F consecutive
-  values, F = 16 / low: bits f * low and up of the first are the code of value 2 f, of the second that of 2 f + 1. So the same bits of
-  both are neighbours, which become a pair of bf16 together. Signed codes are stored with their sign bit flipped, so that order is kept.
+- `codes` int16 [tiles, N, words]: the low `low` bits of the codes, of `tile` values of a row, in the order in which the matrix unit's
+  lanes hold them. Of 16 values k, lane t of four holds 2 t, 2 t + 1, 2 t + 8 and 2 t + 9. Its words lie side by side, in pairs: bits
+  f * low and up of the first are the code of an even value, of the second that of the next one, which become a pair of bf16 together.
+  Field f of pair p stands for half f % 2 of the 16 values p * F / 2 + f // 2, F = 16 / low. Signed codes are stored with their sign bit
+  flipped, so that order is kept.
 - `high` uint8 [steps, N, 32]: the remaining `high` bits, a byte for each word of the step's tiles, those of f at bits f * high and up; a
   byte that is half needed serves the words of two tiles.
 - `scale`, `minimum` f16 (MXFP4: the exponent, uint8); `subs`, `sub_minima`: the blocks' integers, those of Q2_K as in the file, the
@@ -148,7 +150,9 @@ def _planes(type: QuantType, rows: int, whole: int, fields: Fields) -> dict[str,
     codes = fields.codes.reshape(rows, -1)
     if type == QuantType.Q8_0:
         codes = codes ^ np.uint8(128)
-    codes = _filled(codes, whole).reshape(rows, whole // form.depth, form.depth // form.tile, -1, form.fields, 2)
+    # Axes: row, step, tile, pair, field, lane, which of a pair; then lanes come before pairs, and fields last but one.
+    codes = _filled(codes, whole).reshape(rows, whole // form.depth, form.depth // form.tile, -1, form.fields, 4, 2)
+    codes = codes.transpose(0, 1, 2, 5, 3, 4, 6).reshape(*codes.shape[:3], -1, form.fields, 2)
     planes = {"codes": _low(codes, form), "scale": _of_blocks(fields.scale, rows, whole, form)}
     if form.high:
         planes["high"] = _high(codes, form)

@@ -174,12 +174,19 @@ def product(
         size = R.to(tl.int64) * columns
         sums = Partials + r.to(tl.int64)[None, :] * columns + out_column
         tl.store(sums + split * size, acc, mask=mask)
+        if GATED:
+            tl.store(sums + (SPLITS + split) * size, beside, mask=mask)
         tl.debug_barrier()  # every thread's sums are written before one of them says so
         if tl.atomic_add(Counters + pid, 1, sem="acq_rel") == SPLITS - 1:
             total = tl.load(sums, mask=mask, other=0.0, cache_modifier=".cg")
+            total_beside = beside
+            if GATED:
+                total_beside = tl.load(sums + SPLITS * size, mask=mask, other=0.0, cache_modifier=".cg")
             for i in range(1, SPLITS):
                 total += tl.load(sums + i * size, mask=mask, other=0.0, cache_modifier=".cg")
-            _store(Out, Bias, total, beside, at, out_column, mask, ACTIVATION, BIASED)
+                if GATED:
+                    total_beside += tl.load(sums + (SPLITS + i) * size, mask=mask, other=0.0, cache_modifier=".cg")
+            _store(Out, Bias, total, total_beside, at, out_column, mask, ACTIVATION, BIASED)
             tl.store(Counters + pid, 0)
 
 

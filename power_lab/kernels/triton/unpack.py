@@ -44,27 +44,31 @@ def word_of(book: tuple[int, ...], at: int) -> int:
 def assembly(form: Form, half: int) -> str:
     """PTX that turns two words into as many pairs of bf16 as a word has fields.
 
-    Operands: the pairs; two words (and their bytes of `high` as 16 bits each, of tile `half` of a step); scale twice; offset -(base + zero) *
-    scale twice where `fused`; minimum twice where affine. Scales and minima of two neighbouring words are equal.
+    Operands: the pairs; two words (and their bytes of `high` as 16 bits each, of tile `half` of a step); the scales of the codes' groups, each
+    twice, once for either word, which share them; where `fused` offsets -(base + zero) * scale in the same way; where affine minima.
     """
-    inputs = iter(f"${i}" for i in range(form.fields, 32))
-    word, high = next(inputs), next(inputs) if form.high else ""
-    scale, _ = next(inputs), next(inputs)
-    offset, _ = (next(inputs), next(inputs)) if fused(form) else ("", "")
-    minimum = next(inputs) if form.affine else ""
+    inputs = iter(f"${i}" for i in range(form.fields, 64))
+    count = scales_of_pair(form)
+    word = next(inputs)
+    high = next(inputs) if form.high else ""
+    scales, offsets, minima = (
+        [(next(inputs), next(inputs))[0] for _ in range(count if there else 0)]
+        for there in (True, fused(form), form.affine)
+    )
     lines = ["{ .reg .b32 c<8>, t, u; .reg .f32 f<2>;"]
     lines += _book(form, word) if form.book else _bytes(form, word, high, half)
     for field in range(form.fields):
+        group = field * count // form.fields
         for lane in range(2):
             register, byte = _place(form, field, lane)
             lines.append(_float(form, f"f{lane}", register, byte))
             if fused(form):
-                lines.append(f"fma.rn.f32 f{lane}, f{lane}, {scale}, {offset};")
+                lines.append(f"fma.rn.f32 f{lane}, f{lane}, {scales[group]}, {offsets[group]};")
             else:
                 lines.append(f"sub.rn.f32 f{lane}, f{lane}, {base(form) + form.zero:.1f};")
-                lines.append(f"mul.rn.f32 f{lane}, f{lane}, {scale};")
+                lines.append(f"mul.rn.f32 f{lane}, f{lane}, {scales[group]};")
             if form.affine:
-                lines.append(f"add.rn.f32 f{lane}, f{lane}, {minimum};")
+                lines.append(f"add.rn.f32 f{lane}, f{lane}, {minima[group]};")
         lines.append(f"cvt.rn.bf16x2.f32 ${field}, f1, f0;")
     return "\n".join([*lines, "}"])
 
@@ -125,7 +129,7 @@ def _float(form: Form, to: str, register: str, byte: int) -> str:
 
 @triton.constexpr_function
 def constraints(form: Form) -> str:
-    inputs = ["r"] * (2 if form.high else 1) + ["f"] * (2 + 2 * fused(form) + 2 * form.affine)
+    inputs = ["r"] * (2 if form.high else 1) + ["f"] * (2 * scales_of_pair(form) * (1 + fused(form) + form.affine))
     return ",".join(["=r"] * form.fields + inputs)
 
 
@@ -162,9 +166,9 @@ def gathered(planes, row, k, N, mask, FORM: tl.constexpr):
     """f32 values k of rows `row` (int64): any shapes that broadcast."""
     place = k % FORM.tile
     t = (k // FORM.tile).to(tl.int64)
-    pair = place // (2 * FORM.fields)
-    field = place % (2 * FORM.fields) // 2
-    word = 2 * pair + place % 2
+    eight = place // 8
+    field = eight % FORM.fields
+    word = place % 8 // 2 * (FORM.words // 4) + eight // FORM.fields * 2 + place % 2
     code = tl.load(planes[0] + (t * N + row) * FORM.words + word, mask=mask, other=0).to(tl.int32) >> (field * FORM.low)
     code = code & ((1 << FORM.low) - 1)
     if FORM.high > 0:
@@ -189,11 +193,36 @@ def gathered(planes, row, k, N, mask, FORM: tl.constexpr):
     return value + offset if FORM.affine else value
 
 
+@triton.constexpr_function
+def scales_of_pair(form: Form) -> int:
+    """Groups whose codes a pair of words holds."""
+    return max(1, 8 * form.fields // form.group)
+
+
 @triton.jit
 def _spread(numbers, BN: tl.constexpr, FORM: tl.constexpr):
+    """[BN, groups] to a tuple of [BN, words]: the groups of each pair of words, in order."""
+    PAIRS: tl.constexpr = FORM.words // 8
+    COUNT: tl.constexpr = scales_of_pair(FORM)
+    if COUNT == 1:
+        return (_over_lanes(numbers, BN, FORM),)
+    elif COUNT == 2:
+        first, second = tl.split(tl.reshape(numbers, (BN, PAIRS, 2)))
+        return _over_lanes(first, BN, FORM), _over_lanes(second, BN, FORM)
+    else:
+        even, odd = tl.split(tl.reshape(numbers, (BN, PAIRS, 2, 2)))
+        first, third = tl.split(even)
+        second, fourth = tl.split(odd)
+        return (
+            _over_lanes(first, BN, FORM), _over_lanes(second, BN, FORM), _over_lanes(third, BN, FORM), _over_lanes(fourth, BN, FORM)
+        )  # fmt: skip
+
+
+@triton.jit
+def _over_lanes(numbers, BN: tl.constexpr, FORM: tl.constexpr):
     """[BN, groups] to [BN, words]."""
-    GROUPS: tl.constexpr = FORM.tile // FORM.group
-    wide = tl.broadcast_to(numbers[:, :, None], (BN, GROUPS, FORM.words // GROUPS))
+    GROUPS: tl.constexpr = numbers.shape[1]
+    wide = tl.broadcast_to(numbers[:, None, :, None], (BN, 4, GROUPS, FORM.words // (4 * GROUPS)))
     return tl.reshape(wide, (BN, FORM.words))
 
 
@@ -221,12 +250,12 @@ def tile(
             step = (k // FORM.depth).to(tl.int64) * N + n
             high = tl.load(planes[1] + step[:, None] * 32 + word, mask=mask, other=0, eviction_policy=POLICY)
             inputs = inputs + (high.to(tl.int16),)  # noqa: RUF005
-        inputs = inputs + (_spread(scale, BN, FORM),)  # noqa: RUF005
+        inputs = inputs + _spread(scale, BN, FORM)
         if fused(FORM):
             offset = scale * -(base(FORM) + FORM.zero)
-            inputs = inputs + (_spread(offset, BN, FORM),)  # noqa: RUF005
+            inputs = inputs + _spread(offset, BN, FORM)
         if FORM.affine:
-            inputs = inputs + (_spread(minimum, BN, FORM),)  # noqa: RUF005
+            inputs = inputs + _spread(minimum, BN, FORM)
         return _joined(_pairs(inputs, HALF, FORM), BN, FORM)
 
 
@@ -235,9 +264,7 @@ def _pairs(inputs, HALF: tl.constexpr, FORM: tl.constexpr):
     """bf16 [BN, words] of each field."""
     ASM: tl.constexpr = assembly(FORM, HALF)
     if FORM.fields == 2:
-        return tl.inline_asm_elementwise(
-            ASM, constraints(FORM), inputs, dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=2
-        )
+        return tl.inline_asm_elementwise(ASM, constraints(FORM), inputs, dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=2)
     elif FORM.fields == 4:
         return tl.inline_asm_elementwise(
             ASM, constraints(FORM), inputs, dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16), is_pure=True, pack=2
@@ -245,26 +272,24 @@ def _pairs(inputs, HALF: tl.constexpr, FORM: tl.constexpr):
     else:
         return tl.inline_asm_elementwise(
             ASM, constraints(FORM), inputs,
-            dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
-            is_pure=True, pack=2,
+            dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16), is_pure=True, pack=2,
         )  # fmt: skip
 
 
 @triton.jit
 def _joined(f, BN: tl.constexpr, FORM: tl.constexpr):
-    """[BN, tile] of the fields f [BN, words]: pairs of words (p, h) that hold value h of each pair of values, field by field."""
-    PAIRS: tl.constexpr = FORM.words // 2
+    """[BN, tile] of the fields f, which are [BN, lanes, pairs, 2]: pairs, fields, lanes, 2. Nothing leaves its lane."""
+    PAIRS: tl.constexpr = FORM.words // 8
     if FORM.fields == 2:
-        x = tl.join(f[0], f[1])
-        x = tl.reshape(x, (BN, PAIRS, 2, 2))
-        x = tl.permute(x, (0, 1, 3, 2))
+        x = tl.reshape(tl.join(f[0], f[1]), (BN, 4, PAIRS, 2, 2))
+        x = tl.permute(x, (0, 2, 4, 1, 3))
     elif FORM.fields == 4:
         x = tl.join(tl.join(f[0], f[2]), tl.join(f[1], f[3]))  # the last axis added is the lowest bit of the field
-        x = tl.reshape(x, (BN, PAIRS, 2, 2, 2))
-        x = tl.permute(x, (0, 1, 3, 4, 2))
+        x = tl.reshape(x, (BN, 4, PAIRS, 2, 2, 2))
+        x = tl.permute(x, (0, 2, 4, 5, 1, 3))
     else:
         even = tl.join(tl.join(f[0], f[4]), tl.join(f[2], f[6]))
         odd = tl.join(tl.join(f[1], f[5]), tl.join(f[3], f[7]))
-        x = tl.reshape(tl.join(even, odd), (BN, PAIRS, 2, 2, 2, 2))
-        x = tl.permute(x, (0, 1, 3, 4, 5, 2))
+        x = tl.reshape(tl.join(even, odd), (BN, 4, PAIRS, 2, 2, 2, 2))
+        x = tl.permute(x, (0, 2, 4, 5, 6, 1, 3))
     return tl.reshape(x, (BN, FORM.tile))

@@ -34,15 +34,17 @@ def _sums(
 @triton.jit(do_not_specialize=["R"])
 def wide(
     X, one, two, Out, Bias, R, N, K, pitch, span,
-    BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, SPLITS: tl.constexpr, ACTIVATION: tl.constexpr, BIASED: tl.constexpr,
-    BAND: tl.constexpr, PDL: tl.constexpr, INTERPRET: tl.constexpr,
+    BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, SPLITS: tl.constexpr, HELD: tl.constexpr, ACTIVATION: tl.constexpr,
+    BIASED: tl.constexpr, BAND: tl.constexpr, PDL: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
     """Out[R, N], its rows `pitch` apart, of X [R, K] and a weight [N, K], or two that are gated: descriptors of tiles.
 
-    Programs go through BAND tiles of rows before the next tile of columns. Sums of splits meet in Out, since registers hold but one.
+    Programs go through BAND tiles of rows before the next tile of columns. Sums of splits are HELD in registers, or meet in Out where the
+    tile is too large for that.
     """
     chain.begin(PDL)
     GATED: tl.constexpr = ACTIVATION > 0
+    tl.static_assert(SPLITS == 1 or HELD or not GATED, "gates need whole sums")
     tiles = tl.cdiv(N, BN)
     pid = tl.program_id(0)
     band = pid // (BAND * tiles)
@@ -54,20 +56,23 @@ def wide(
     mask = (n < N) & (r < R)
     out = Out + r.to(tl.int64) * pitch + n
     chain.wait(PDL)
-    for s in range(SPLITS):
+    acc, beside = _sums(X, one, two, column, row, 0, tl.minimum(K, span), BN, BM, BK, GATED, INTERPRET)
+    for s in range(1, SPLITS):
+        if not HELD:
+            tl.store(out, acc, mask=mask)
         last = tl.minimum(K, (s + 1) * span)
-        acc, beside = _sums(X, one, two, column, row, s * span, last, BN, BM, BK, GATED, INTERPRET)
-        if GATED:
-            acc = activate(acc, ACTIVATION) * beside
-        if SPLITS > 1:
-            if s > 0:
-                acc += tl.load(out, mask=mask, other=0.0)
-        if BIASED:
-            if s == SPLITS - 1:
-                acc += tl.load(Bias + n, mask=n < N, other=0.0)
-        tl.store(out, acc.to(Out.dtype.element_ty), mask=mask)
-        if SPLITS > 1:
+        a, b = _sums(X, one, two, column, row, s * span, last, BN, BM, BK, GATED, INTERPRET)
+        if HELD:
+            acc += a
+            beside += b
+        else:
             tl.debug_barrier()  # what one thread stored, another may load
+            acc = tl.load(out, mask=mask, other=0.0) + a
+    if GATED:
+        acc = activate(acc, ACTIVATION) * beside
+    if BIASED:
+        acc += tl.load(Bias + n, mask=n < N, other=0.0)
+    tl.store(out, acc.to(Out.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=["first", "count"])

@@ -38,7 +38,7 @@ def compiled(
     s = linear.shape(columns, cols, type, activation > 0, rows)
     weights = tuple(signature(type) for _ in range(2 if activation else parts))
     constants = {
-        "FORM": linear.form(type), "BN": s.bn, "BM": s.bm, "BK": s.bk, "SPLITS": linear.reduction(columns, cols, activation > 0)[0], "ACTIVATION": activation,
+        "FORM": linear.form(type), "BN": s.bn, "BM": s.bm, "BK": s.bk, "SPLITS": linear.reduction(columns, cols, activation > 0, type in FORMS)[0], "ACTIVATION": activation,
         "BIASED": False, "EVEN": cols % s.bk == 0, "STREAM": rows <= s.bm, "BAND": linear.BAND, "AHEAD": s.ahead, "PDL": True,
         "INTERPRET": False,
     }  # fmt: skip
@@ -57,11 +57,11 @@ def compiled(
     return resources(kernel)
 
 
-def compiled_wide(columns: int, rows: int, splits: int, activation: int) -> tuple[int, int, int]:
+def compiled_wide(columns: int, rows: int, splits: int, activation: int, held: bool) -> tuple[int, int, int]:
     """As `compiled`, of a product of many rows."""
-    bn, bm, bk, warps, stages = linear.tiling(rows, columns, activation > 0)
+    bn, bm, bk, warps, stages = linear.tiling(rows, columns, activation > 0, held)
     constants = {
-        "BN": bn, "BM": bm, "BK": bk, "SPLITS": splits, "ACTIVATION": activation, "BIASED": False, "BAND": linear.BAND,
+        "BN": bn, "BM": bm, "BK": bk, "SPLITS": splits, "HELD": held, "ACTIVATION": activation, "BIASED": False, "BAND": linear.BAND,
         "PDL": True, "INTERPRET": False,
     }  # fmt: skip
     tile = f"tensordesc<bf16[{bn},{bk}]>"
@@ -88,11 +88,14 @@ def main() -> None:
             print(type.name, rows, columns, cols, activation, linear.shape(columns, cols, type, activation > 0, rows))
             print("shared bytes, registers, stack bytes:", *compiled(type, rows, columns, cols, activation))
         return
-    for case in ((4096, 512, 1, 0), (1024, 512, 1, 1), (4096, 4096, 4, 0), (6144, 4096, 1, 0), (12288, 4096, 1, 1)):
+    for case in (
+        (4096, 512, 1, 0, False), (1024, 512, 1, 1, False), (4096, 4096, 4, 0, False), (6144, 4096, 1, 0, False), (12288, 4096, 1, 1, False),
+        (4096, 4096, 8, 0, True), (12288, 4096, 4, 1, True),
+    ):  # fmt: skip
         shared, registers, stack = compiled_wide(*case)
         print("wide", case, shared, registers, stack, flush=True)
         assert shared <= SHARED, f"wide {case}: {shared} bytes of shared memory"
-        assert stack <= (256 if case[2] > 1 else 0), f"wide {case}: {stack} bytes of registers spilled"  # between splits alone
+        assert stack <= (256 if case[2] > 1 and not case[4] else 0), f"wide {case}: {stack} bytes of registers spilled"  # between splits alone
     for type in (QuantType.BF16, *FORMS):
         cases = [(16, 12288, 4096, 1, 1), (128, 4096, 4096, 0, 1)]
         if type in (QuantType.BF16, QuantType.Q4_K):

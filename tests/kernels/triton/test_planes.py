@@ -16,8 +16,9 @@ def codes_of(type: QuantType, planes: dict[str, np.ndarray], cols: int) -> np.nd
     """[N, cols] codes, unpacked one by one from what the planes' description says."""
     form, k = FORMS[type], np.arange(cols)
     place, tile = k % form.tile, k // form.tile
-    pair, field = np.divmod(place, 2 * form.fields)
-    word, field = 2 * pair + place % 2, field // 2
+    sixteen, half, lane = place // 16, place // 8 % 2, place // 2 % 4
+    pair, field = sixteen // (form.fields // 2), sixteen % (form.fields // 2) * 2 + half
+    word = lane * (form.words // 4) + 2 * pair + place % 2
     words = planes["codes"].view(np.uint16)[tile, :, word].astype(np.int64)
     codes = words >> (field * form.low)[:, None] & (1 << form.low) - 1
     if form.high:

@@ -80,23 +80,24 @@ def test_pairs_are_the_stored_values_rounded_once(type: QuantType) -> None:
         got = np.zeros(COLS, np.uint16)
         for tile, pair in np.ndindex(COLS // form.tile, form.words // 2):
             half, step = tile % (form.depth // form.tile), tile * form.tile // form.depth
-            word = slice(2 * pair, 2 * pair + 2)
+            lane, pair = divmod(pair, form.words // 8)
+            word = slice(lane * form.words // 4 + 2 * pair, lane * form.words // 4 + 2 * pair + 2)
             inputs = [int(planes["codes"][tile, row, word].copy().view(np.uint32)[0])]
             if form.high:
                 inputs.append(int(planes["high"][step, row, word].astype(np.uint16).view(np.uint32)[0]))
-            at = tile * form.tile + pair * 2 * form.fields
-            scale = scales[row, at // form.group]
-            inputs += [bits(scale)] * 2
+            at = tile * form.tile + pair * 8 * form.fields
+            groups = at // form.group + np.arange(unpack.scales_of_pair(form))
+            inputs += [bits(s) for s in scales[row, groups].repeat(2)]
             if unpack.fused(form):
-                inputs += [bits(scale * np.float32(-(unpack.base(form) + form.zero)))] * 2
+                inputs += [bits(s * np.float32(-(unpack.base(form) + form.zero))) for s in scales[row, groups].repeat(2)]
             if form.affine:
-                inputs += [bits(minima[row, at // form.group])] * 2
+                inputs += [bits(m) for m in minima[row, groups].repeat(2)]
             registers = {f"${form.fields + i}": number for i, number in enumerate(inputs)}
             assert len(inputs) + form.fields == len(unpack.constraints(form).split(","))
             run(unpack.assembly(form, half), registers)
             for field in range(form.fields):
-                got[at + 2 * field] = registers[f"${field}"] & 0xFFFF
-                got[at + 2 * field + 1] = registers[f"${field}"] >> 16
+                k = at + 8 * field + 2 * lane
+                got[k], got[k + 1] = registers[f"${field}"] & 0xFFFF, registers[f"${field}"] >> 16
         assert torch.equal(torch.from_numpy(got.view(np.int16)).view(torch.bfloat16), want[row])
 
 
