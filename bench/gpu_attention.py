@@ -14,10 +14,12 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
 
 import torch
+from triton.runtime.errors import OutOfResources
 
 from power_lab.kernels.ops import BLOCK, Batch
 from power_lab.kernels.triton import attention, rope
@@ -79,7 +81,7 @@ class Step:
         for cache in self.caches:
             for part in cache:
                 part.normal_(generator=random)
-        sequence, position = torch.tensor(case.rows, dtype=torch.int32).to(DEVICE).T.contiguous()
+        sequence, position = (torch.tensor(each, dtype=torch.int32).to(DEVICE) for each in zip(*case.rows, strict=True))
         slots = tables[sequence.long(), position.long() // BLOCK].long() * BLOCK + position % BLOCK
         self.batch = Batch(sequence, position, slots, sequence, tables, sequence)
         rows = len(case.rows)
@@ -241,9 +243,8 @@ def measure(case: Case, copy: float) -> dict[str, object]:
     copies = 1 if case.part == "prefill" else max(2, min(24, int(2e8 // read)))
     record: dict[str, object] = {**asdict(case), "cut": asdict(case.plan)}
     try:
-        step = Step(case, copies)
-        taken = seconds(step.attend, 2 if case.part == "prefill" else max(20, copies))
-    except Exception as error:  # too much shared memory for this plan, mostly: the record says so
+        taken = seconds(Step(case, copies).attend, 2 if case.part == "prefill" else max(20, copies))
+    except OutOfResources as error:  # too much shared memory for this plan
         return record | {"error": f"{type(error).__name__}: {error}"[:200]}
     record |= {"us": round(1e6 * taken, 2)}
     if case.part == "prefill":
@@ -255,7 +256,8 @@ def line(record: dict[str, object]) -> str:
     cut, split = record["cut"], record["split"]
     assert isinstance(cut, dict)
     what = f"{record['part']} {record['heads']} {record['sequences']}x{record['window']}@{record['length']}"
-    how = f"split {split} stages {cut['stages']} programs {cut['programs']} apart {int(cut['apart'])} ordered {int(bool(record['ordered']))}"
+    how = f"split {split or 'own'} stages {cut['stages']} programs {cut['programs']} apart {int(cut['apart'])}"
+    how += " ordered pages" * bool(record["ordered"])
     result = {name: record[name] for name in ("us", "tflops", "of_copy", "error") if name in record}
     return f"{what:38} {how:58} " + " ".join(f"{k} {v}" for k, v in result.items())
 
@@ -292,11 +294,9 @@ def compile_one(case: Case | tuple[Heads, int, int]) -> None:
         chain_time(*case)
         return
     choose(case.split)
-    try:
+    with suppress(OutOfResources):
         Step(replace(case, length=case.window, cut=case.plan), 1).attend()
         torch.cuda.synchronize()
-    except Exception as error:
-        print("compile", case, repr(error)[:100])
 
 
 def main() -> None:
@@ -313,18 +313,10 @@ def main() -> None:
         (c.heads, c.layer > 0, replace(c.plan, programs=min(c.plan.programs, 1)), c.split, len(c.rows)): c
         for c in wanted
     }
+    first = [*(c for group in groups for c in group), *variants.values(), *(CHAIN[::2] if "chain" in parts else [])]
     with ProcessPoolExecutor(15, mp_context=get_context("spawn")) as pool:
-        list(
-            pool.map(
-                compile_one,
-                [
-                    *(c for group in groups for c in group),
-                    *variants.values(),
-                    *(CHAIN[::2] if "chain" in parts else []),
-                ],
-            )
-        )
-    print(f"compiled {len(variants)} plans: {time.time() - began:.0f} s", flush=True)
+        list(pool.map(compile_one, first))
+    print(f"compiled {len(first)} variants: {time.time() - began:.0f} s", flush=True)
     lines = []
     for group in groups:
         for text in check(group):

@@ -154,10 +154,7 @@ def test_values(layer: Layer) -> None:
     behind = torch.stack([cache[pages[-1], :, TOKENS % BLOCK :] for cache in (bench.keys, bench.values)])
     assert behind.isnan().all() and bench.keys[0].isnan().all() and bench.values[0].isnan().all(), "written elsewhere"
 
-    scores = (
-        torch.einsum("qhd,khd->hqk", q.double(), k.double().repeat_interleave(q_heads // kv_heads, 1))
-        * dim**-0.5
-    )
+    scores = torch.einsum("qhd,khd->hqk", q.double(), k.double().repeat_interleave(q_heads // kv_heads, 1)) * dim**-0.5
     if bench.temperature is not None:
         scores *= bench.temperature.double()[None, :, None]
     if layer.softcap:

@@ -1,7 +1,6 @@
-"""The kernels of attention: tiles of queries over tiles of keys, partial results of splits, their fold.
+"""What programs of attention do with tiles of queries and keys, and the kernel of many rows: all keys of a group in one program.
 
-`attend_few` shares the splits of few rows out among its programs, evenly, and the program that ends a group of rows last folds them;
-`attend_many` walks all keys of a group in one program. Both run the same operations on a row, in the same order.
+`share.attend_few` runs the same operations on a row, in the same order.
 """
 
 # pyright: reportPossiblyUnbound=false
@@ -18,7 +17,7 @@ LOWEST = tl.constexpr(-1e38)  # a maximum below every score: finite, so that not
 
 
 @triton.jit
-def _opens(row, positions, table_of, ROWS: tl.constexpr):
+def opens(row, positions, table_of, ROWS: tl.constexpr):
     """Does a group begin at this row?"""
     before = tl.maximum(row - 1, 0)
     same = tl.load(table_of + row) == tl.load(table_of + before)
@@ -26,7 +25,7 @@ def _opens(row, positions, table_of, ROWS: tl.constexpr):
     return (row % ROWS == 0) | ((same & follows) == 0)
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["positions", "table_of", "groups"])
 def list_groups(
     positions, table_of, groups, rows, ROWS: tl.constexpr, AT_ONCE: tl.constexpr, PDL: tl.constexpr
 ):  # fmt: skip
@@ -36,14 +35,14 @@ def list_groups(
     total = 0
     for at in range(0, rows, AT_ONCE):
         row = at + tl.arange(0, AT_ONCE)
-        opens = (_opens(tl.minimum(row, rows - 1), positions, table_of, ROWS) & (row < rows)).to(tl.int32)
-        tl.store(groups + total + tl.cumsum(opens, 0), row, mask=opens != 0)
-        total += tl.sum(opens, 0)
+        first = (opens(tl.minimum(row, rows - 1), positions, table_of, ROWS) & (row < rows)).to(tl.int32)
+        tl.store(groups + total + tl.cumsum(first, 0), row, mask=first != 0)
+        total += tl.sum(first, 0)
     tl.store(groups, total)
 
 
 @triton.jit
-def _weigh(peak, m):
+def weigh(peak, m):
     """The larger of two maxima, and what results under either of them count under it: 1 for one of them."""
     gap = peak - m
     smaller = tl.exp2(-tl.abs(gap))
@@ -53,18 +52,18 @@ def _weigh(peak, m):
 @triton.jit
 def _fold(peak, total, acc, m, sums, part):
     """Two partial softmax results as one: both rescaled to the larger maximum, and added."""
-    top, old, new = _weigh(peak, m)
+    top, old, new = weigh(peak, m)
     return top, tl.fma(total, old, sums * new), tl.fma(acc, old[:, None], part * new[:, None])
 
 
 @triton.jit
-def _finish(total, acc):
+def finish(total, acc):
     """The softmax-weighted mean. Adding 0 makes -0 into 0: whether empty splits were folded in must not show."""
     return acc / total + 0.0
 
 
 @triton.jit
-def _tile(
+def tile_of(
     q, paged, page, tile, rules, m, sums, part,
     D: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, PAGE: tl.constexpr, KV_HEADS: tl.constexpr,
     MASKED: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, INTERPRET: tl.constexpr,
@@ -112,14 +111,14 @@ def _tile(
 
 
 @triton.jit
-def _unit(unit, HEAD_BLOCKS: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr):
+def unit_of(unit, HEAD_BLOCKS: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr):
     """A KV head, which block of its query heads, and the first of VALUES columns of its values."""
     PARTS: tl.constexpr = WIDTH // VALUES
     return unit // (HEAD_BLOCKS * PARTS), unit // PARTS % HEAD_BLOCKS, unit % PARTS * VALUES
 
 
 @triton.jit
-def _group(
+def group_of(
     unit, first, count, queries, positions, table_of, tables, temperature, keys, values, pages, window, scale, cap,
     Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, PAGE: tl.constexpr,
     M: tl.constexpr, HEADS: tl.constexpr, HEAD_BLOCKS: tl.constexpr, WINDOWED: tl.constexpr, INTERPRET: tl.constexpr,
@@ -130,7 +129,7 @@ def _group(
     Line i of M is query head `block * HEADS + i % HEADS` of the KV head, of row `first + i // HEADS`.
     """
     GROUP: tl.constexpr = Q_HEADS // KV_HEADS
-    kv_head, block, column = _unit(unit, HEAD_BLOCKS, WIDTH, VALUES)
+    kv_head, block, column = unit_of(unit, HEAD_BLOCKS, WIDTH, VALUES)
     line, d = tl.arange(0, M), tl.arange(0, WIDTH)
     start = tl.load(positions + first)
     low, high = 0, start + count  # the keys that any of the rows sees
@@ -153,7 +152,7 @@ def _group(
 
 
 @triton.jit
-def _put(out, to, column, result, D: tl.constexpr, VALUES: tl.constexpr):
+def put(out, to, column, result, D: tl.constexpr, VALUES: tl.constexpr):
     """VALUES columns of the lines' results."""
     at, used = to
     d = column + tl.arange(0, VALUES)
@@ -161,13 +160,13 @@ def _put(out, to, column, result, D: tl.constexpr, VALUES: tl.constexpr):
 
 
 @triton.jit
-def _nothing(M: tl.constexpr, VALUES: tl.constexpr):
+def nothing(M: tl.constexpr, VALUES: tl.constexpr):
     """The result of no keys."""
     return tl.full((M,), LOWEST, tl.float32), tl.zeros((M,), tl.float32), tl.zeros((M, VALUES), tl.float32)
 
 
 @triton.jit
-def _afresh(sums, part, M: tl.constexpr, VALUES: tl.constexpr, TILES: tl.constexpr):
+def afresh(sums, part, M: tl.constexpr, VALUES: tl.constexpr, TILES: tl.constexpr):
     """The state in which a split begins. The lowest maximum weighs old sums by 0, so that they need not be cleared."""
     if TILES == 1:  # then nothing is carried from tile to tile, and takes no registers
         sums, part = tl.zeros((M,), tl.float32), tl.zeros((M, VALUES), tl.float32)
@@ -188,16 +187,35 @@ def _sweep(
     following = tl.load(table + first, mask=first < last, other=0)
     for tile in tl.range(first, last):
         page, following = following, tl.load(table + tl.minimum(tile + 1, last - 1))  # early: nothing waits for it
-        m, sums, part = _tile(
-            q, paged, page, tile, rules, m, sums, part, D, WIDTH, VALUES, PAGE, KV_HEADS, MASKED, WINDOWED, CAPPED, INTERPRET
+        m, sums, part = tile_of(
+            q,
+            paged,
+            page,
+            tile,
+            rules,
+            m,
+            sums,
+            part,
+            D,
+            WIDTH,
+            VALUES,
+            PAGE,
+            KV_HEADS,
+            MASKED,
+            WINDOWED,
+            CAPPED,
+            INTERPRET,
         )
         if (tile + 1) % TILES == 0:
             peak, total, acc = _fold(peak, total, acc, m, sums, part)
-            m, sums, part = _afresh(sums, part, M, VALUES, TILES)
+            m, sums, part = afresh(sums, part, M, VALUES, TILES)
     return m, sums, part, peak, total, acc
 
 
-@triton.jit(do_not_specialize=["rows", "pages", "window"])
+@triton.jit(
+    do_not_specialize=["rows", "pages", "window"],
+    do_not_specialize_on_alignment=["positions", "table_of", "tables", "groups"],
+)
 def attend_many(
     queries, positions, table_of, tables, temperature, keys, values, out, groups, rows, pages, window, scale, cap,
     Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, PAGE: tl.constexpr,
@@ -211,16 +229,16 @@ def attend_many(
     begin, step, end = tl.program_id(1), tl.num_programs(1), tl.load(groups)
     for item in tl.range(begin, end, step, num_stages=1):
         first = tl.load(groups + end - item)  # the last rows of a prompt have the most keys: they begin first
-        ends = (first + line >= rows) | _opens(tl.minimum(first + line, rows - 1), positions, table_of, ROWS)
+        ends = (first + line >= rows) | opens(tl.minimum(first + line, rows - 1), positions, table_of, ROWS)
         count = tl.min(tl.where(ends & (line > 0), line, ROWS), 0)
-        q, paged, rules, to = _group(
+        q, paged, rules, to = group_of(
             tl.program_id(0), first, count, queries, positions, table_of, tables, temperature, keys, values, pages, window, scale, cap,
             Q_HEADS, KV_HEADS, D, WIDTH, VALUES, PAGE, M, HEADS, HEAD_BLOCKS, WINDOWED, INTERPRET,
         )  # fmt: skip
         low, high = rules[3], rules[4]
         first_tile, last_tile = low // PAGE, (high + PAGE - 1) // PAGE
-        m, sums, part = _nothing(M, VALUES)
-        peak, total, acc = _nothing(M, VALUES)
+        m, sums, part = nothing(M, VALUES)
+        peak, total, acc = nothing(M, VALUES)
         bare = first_tile  # from here to `edge` every row sees every key: the same bits without a mask
         if WINDOWED:
             bare = tl.minimum((tl.maximum(high - window, 0) + PAGE - 1) // PAGE, last_tile)
@@ -238,188 +256,4 @@ def attend_many(
             D, WIDTH, VALUES, M, PAGE, TILES, KV_HEADS, True, WINDOWED, CAPPED, INTERPRET,
         )  # fmt: skip
         peak, total, acc = _fold(peak, total, acc, m, sums, part)
-        _put(out, to, paged[3], _finish(total[:, None], acc), D, VALUES)
-
-
-# --- rows whose splits are shared out ----------------------------------------------------------------------------------------------------
-
-
-@triton.jit
-def _leave(to, column, parts, stats, splits, split, m, sums, part, WIDTH: tl.constexpr, VALUES: tl.constexpr):
-    """A split's result into scratch."""
-    at, used = to
-    at = at * splits + split
-    d = column + tl.arange(0, VALUES)
-    tl.store(stats + 2 * at, m, mask=used)
-    tl.store(stats + 2 * at + 1, sums, mask=used)
-    tl.store(parts + at[:, None] * WIDTH + d[None, :], part, mask=used[:, None])
-
-
-@triton.jit
-def _stretch(
-    q, paged, first, last, end, rules, to, parts, stats, splits, m, sums, part,
-    D: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, M: tl.constexpr, PAGE: tl.constexpr, TILES: tl.constexpr,
-    KV_HEADS: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, INTERPRET: tl.constexpr,
-):  # fmt: skip
-    """Tiles first..last - 1: where one ends a split, it is left in scratch, but for the last before `end`."""
-    table = paged[2]
-    following = tl.load(table + first, mask=first < last, other=0)
-    for tile in tl.range(first, last):
-        page, following = following, tl.load(table + tl.minimum(tile + 1, last - 1))  # early: nothing waits for it
-        m, sums, part = _tile(
-            q, paged, page, tile, rules, m, sums, part, D, WIDTH, VALUES, PAGE, KV_HEADS, MASKED, WINDOWED, CAPPED, INTERPRET
-        )
-        if ((tile + 1) % TILES == 0) & (tile + 1 < end):
-            _leave(to, paged[3], parts, stats, splits, tile // TILES, m, sums, part, WIDTH, VALUES)
-            m, sums, part = _afresh(sums, part, M, VALUES, TILES)
-    return m, sums, part
-
-
-@triton.jit
-def _ahead(at, d, used, parts, stats, splits, split, last, peak, total, acc, WIDTH: tl.constexpr, COUNT: tl.constexpr):
-    """Fold COUNT splits from `split` on, as far as there are some: read together, folded in order."""
-    for i in tl.static_range(COUNT):
-        here = at * splits + split + i
-        there = used & (split + i < last)
-        m = tl.load(stats + 2 * here, mask=there, other=LOWEST, cache_modifier=".cg")
-        sums = tl.load(stats + 2 * here + 1, mask=there, other=0.0, cache_modifier=".cg")
-        part = tl.load(parts + here * WIDTH + d, mask=there, other=0.0, cache_modifier=".cg")
-        peak, old, new = _weigh(peak, m)
-        total, acc = tl.fma(total, old, sums * new), tl.fma(acc, old, part * new)
-    return peak, total, acc
-
-
-@triton.jit
-def _gather(
-    first_pair, within, heads, column, parts, stats, out, splits, first, last,
-    D: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, PAIRS: tl.constexpr, AHEAD: tl.constexpr,
-):  # fmt: skip
-    """Fold splits first..last - 1 of PAIRS pairs of a row and a query head, and write their results.
-
-    first_pair: row * query heads + head of the first, the `within`th of `heads` that there are. Pairs lie end to end, so that no value
-    has to change threads.
-    """
-    i = tl.arange(0, PAIRS * VALUES)
-    pair, d = i // VALUES, column + i % VALUES
-    used, at = within + pair < heads, first_pair + pair
-    peak = tl.full((PAIRS * VALUES,), LOWEST, tl.float32)
-    total, acc = tl.zeros((PAIRS * VALUES,), tl.float32), tl.zeros((PAIRS * VALUES,), tl.float32)
-    split = first
-    while split + AHEAD <= last:
-        peak, total, acc = _ahead(at, d, used, parts, stats, splits, split, last, peak, total, acc, WIDTH, AHEAD)
-        split += AHEAD
-    while split < last:
-        peak, total, acc = _ahead(at, d, used, parts, stats, splits, split, last, peak, total, acc, WIDTH, 4)
-        split += 4
-    tl.store(out + at * D + d, _finish(tl.where(used, total, 1.0), acc), mask=used & (d < D))
-
-
-@triton.jit
-def _shares(
-    positions, table_of, rows, window,
-    ROWS: tl.constexpr, LISTED: tl.constexpr, PAGE: tl.constexpr, TILES: tl.constexpr, WINDOWED: tl.constexpr,
-):  # fmt: skip
-    """Of every row: its number, 1 past the end of its group, and the group's tiles, laid end to end: where they begin, and how many.
-
-    Tiles are counted from the start of the group's first split. Rows that open no group have none.
-    """
-    row = tl.arange(0, LISTED)
-    safe = tl.minimum(row, rows - 1)
-    opens = _opens(safe, positions, table_of, ROWS) & (row < rows)
-    later = opens[None, :] & (row[None, :] > row[:, None])
-    end = tl.min(tl.where(later, row[None, :], rows), 1)
-    start = tl.load(positions + safe)
-    low = tl.maximum(start + 1 - window, 0) if WINDOWED else start * 0
-    size = (start + end - row + PAGE - 1) // PAGE - low // (PAGE * TILES) * TILES
-    size = tl.where(opens, size, 0)
-    return row, end, tl.cumsum(size, 0) - size, size
-
-
-@triton.jit(do_not_specialize=["rows", "pages", "splits", "window"])
-def attend_few(
-    queries, positions, table_of, tables, temperature, keys, values, out, counters, parts, stats,
-    rows, pages, splits, window, scale, cap,
-    Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, PAGE: tl.constexpr,
-    TILES: tl.constexpr, M: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, HEAD_BLOCKS: tl.constexpr,
-    LISTED: tl.constexpr, PAIRS: tl.constexpr, AHEAD: tl.constexpr, APART: tl.constexpr,
-    WINDOWED: tl.constexpr, CAPPED: tl.constexpr, INTERPRET: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """All groups and units, their splits shared out evenly among the programs: each takes the splits that begin in its part of all tiles.
-
-    Who adds the last splits of a group to its counter folds them, unless APART: then `combine` does.
-    """
-    chain.begin(PDL)
-    chain.wait(PDL)
-    row, ends, begins, sizes = _shares(positions, table_of, rows, window, ROWS, LISTED, PAGE, TILES, WINDOWED)
-    tiles = tl.sum(sizes, 0)
-    UNITS: tl.constexpr = KV_HEADS * HEAD_BLOCKS * (WIDTH // VALUES)
-    work = tiles.to(tl.int64) * UNITS
-    at = (work * tl.program_id(0) // tl.num_programs(0)).to(tl.int32)
-    stop = (work * (tl.program_id(0) + 1) // tl.num_programs(0)).to(tl.int32)
-    while at < stop:
-        unit = at // tiles
-        offset = at - unit * tiles
-        mine = (begins <= offset) & (offset < begins + sizes)
-        first, end = tl.sum(tl.where(mine, row, 0), 0), tl.sum(tl.where(mine, ends, 0), 0)
-        begin, size = tl.sum(tl.where(mine, begins, 0), 0), tl.sum(tl.where(mine, sizes, 0), 0)
-        from_split = (offset - begin + TILES - 1) // TILES
-        to_split = (tl.minimum(stop - unit * tiles - begin, size) + TILES - 1) // TILES
-        if from_split < to_split:
-            q, paged, rules, to = _group(
-                unit, first, end - first, queries, positions, table_of, tables, temperature, keys, values, pages, window, scale, cap,
-                Q_HEADS, KV_HEADS, D, WIDTH, VALUES, PAGE, M, HEADS, HEAD_BLOCKS, WINDOWED, INTERPRET,
-            )  # fmt: skip
-            low, high = rules[3], rules[4]
-            first_split, count = low // (PAGE * TILES), (size + TILES - 1) // TILES
-            from_tile = tl.maximum(low // PAGE, (first_split + from_split) * TILES)
-            to_tile = tl.minimum((high + PAGE - 1) // PAGE, (first_split + to_split) * TILES)
-            edge = from_tile
-            m, sums, part = _nothing(M, VALUES)
-            if not WINDOWED:  # every row sees every key below: the same bits without a mask
-                edge = tl.minimum(tl.maximum((high - (end - first) + 1) // PAGE, from_tile), to_tile)
-                m, sums, part = _stretch(
-                    q, paged, from_tile, edge, to_tile, rules, to, parts, stats, splits, m, sums, part,
-                    D, WIDTH, VALUES, M, PAGE, TILES, KV_HEADS, False, WINDOWED, CAPPED, INTERPRET,
-                )  # fmt: skip
-            m, sums, part = _stretch(
-                q, paged, edge, to_tile, to_tile, rules, to, parts, stats, splits, m, sums, part,
-                D, WIDTH, VALUES, M, PAGE, TILES, KV_HEADS, True, WINDOWED, CAPPED, INTERPRET,
-            )  # fmt: skip
-            if (count == 1) & (not APART):
-                _put(out, to, paged[3], _finish(sums[:, None], part), D, VALUES)
-            else:
-                _leave(to, paged[3], parts, stats, splits, first_split + to_split - 1, m, sums, part, WIDTH, VALUES)
-                if not APART:
-                    tl.debug_barrier()  # every thread's results are written before one of them says so
-                    counter = counters + first * UNITS + unit
-                    before = tl.atomic_add(counter, to_split - from_split, sem="acq_rel")
-                    if before + to_split - from_split == count:
-                        tl.store(counter, 0)
-                        GROUP: tl.constexpr = Q_HEADS // KV_HEADS
-                        kv_head, block, column = _unit(unit, HEAD_BLOCKS, WIDTH, VALUES)
-                        for each in tl.range(first, end, num_stages=1):
-                            for some in tl.static_range(0, HEADS, PAIRS):
-                                within = block * HEADS + some
-                                pair = (each * Q_HEADS + kv_head * GROUP + within).to(tl.int64)
-                                _gather(
-                                    pair, some, tl.minimum(GROUP - block * HEADS, HEADS), column, parts, stats, out, splits,
-                                    first_split, first_split + count, D, WIDTH, VALUES, PAIRS, AHEAD,
-                                )  # fmt: skip
-        at = unit * tiles + begin + size
-
-
-@triton.jit(do_not_specialize=["splits", "window"])
-def combine(
-    positions, parts, stats, out, splits, window,
-    Q_HEADS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, SPLIT: tl.constexpr,
-    WINDOWED: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """Fold the splits that a row sees: one row and query head a program."""
-    chain.begin(PDL)
-    chain.wait(PDL)
-    position = tl.load(positions + tl.program_id(0))
-    first, last = 0, position // SPLIT + 1
-    if WINDOWED:
-        first = tl.maximum(position + 1 - window, 0) // SPLIT
-    pair = tl.program_id(0).to(tl.int64) * Q_HEADS + tl.program_id(1)
-    _gather(pair, 0, 1, 0, parts, stats, out, splits, first, last, D, WIDTH, WIDTH, 1, AHEAD)
+        put(out, to, paged[3], finish(total[:, None], acc), D, VALUES)

@@ -21,7 +21,8 @@ import triton
 
 from power_lab.kernels.ops import BLOCK, Batch
 from power_lab.kernels.triton import chain
-from power_lab.kernels.triton.attend import attend_few, attend_many, combine, list_groups
+from power_lab.kernels.triton.attend import attend_many, list_groups
+from power_lab.kernels.triton.share import attend_few, combine
 
 PLAN = (
     f"attention: bf16 Q·Kᵀ and E·V, 64 lines and 4 warps; tiles of {BLOCK} keys: exp2(fma(s, scale, -max)), sum; splits of 128 keys "
@@ -32,10 +33,15 @@ FEW = 64  # rows up to which splits are shared out
 PROGRAMS = 264  # that share them: two for each multiprocessor of an H200
 VALUES = 128  # columns of values that a program takes at most: more would not fit into its registers
 COUNTERS = 8192  # words at the start of scratch: of a group's splits, how many are done
-SCRATCH = 1 << 26  # f32 values that splits' results may take; where a table is too wide for that, no splits are shared out
+SCRATCH = (
+    1 << 26
+)  # f32 values that splits' results may take; where a table is too wide for that, no splits are shared out
 FOLDED = 32  # splits of a table up to which those of a single row are folded by the program that is last
 LISTED = 1024  # rows that the list's maker reads at a time
-AHEAD = 32  # splits that are read ahead of their fold, where there are so many
+AHEAD, APART_AHEAD = (
+    8,
+    32,
+)  # splits that are read ahead of their fold, where there are so many: by programs of attention, by others
 LOG2E = math.log2(math.e)
 INTERPRET = triton.knobs.runtime.interpret  # bf16 arithmetic is broken in the interpreter, which computes in f32
 
@@ -70,7 +76,8 @@ def plan(rows: int, q_heads: int, kv_heads: int, head_dim: int, pages: int) -> P
     if not _shared(rows, q_heads, kv_heads, head_dim, pages):
         return Plan(heads, LINES // heads, blocks, 0, False)
     splits = _splits(pages, head_dim)
-    programs = min(PROGRAMS if head_dim <= 128 else PROGRAMS // 2, rows * kv_heads * blocks * value_blocks(head_dim) * splits)
+    most = PROGRAMS if head_dim <= 128 else PROGRAMS // 2  # a multiprocessor holds one of wide heads
+    programs = min(most, rows * kv_heads * blocks * value_blocks(head_dim) * splits)
     return Plan(heads, LINES // heads, blocks, programs, rows > 1 or splits > FOLDED)
 
 
@@ -91,7 +98,7 @@ def scratch_floats(rows: int, q_heads: int, kv_heads: int, head_dim: int, pages:
 
 def _shared(rows: int, q_heads: int, kv_heads: int, head_dim: int, pages: int) -> bool:
     counters = rows * kv_heads * triton.cdiv(q_heads // kv_heads, LINES) * value_blocks(head_dim)
-    return rows <= FEW and counters <= COUNTERS and _floats(rows, q_heads, head_dim, pages) <= SCRATCH
+    return rows <= FEW and counters <= COUNTERS and COUNTERS + _floats(rows, q_heads, head_dim, pages) <= SCRATCH
 
 
 def _floats(rows: int, q_heads: int, head_dim: int, pages: int) -> int:
@@ -128,7 +135,8 @@ def attention(
     """Causal grouped-query attention of each row over positions 0..positions[r], as in `Ops.attention`.
 
     qkv f32 [R, (q_heads + 2 * kv_heads) * head_dim]: bf16 queries in it, as `rope.rope_write` leaves them. keys and values as made by
-    `rope.kv_cache`. out bf16 or f32 [R, q_heads * head_dim]. scratch f32, of at least `scratch_floats` values. scale and temperatures are positive.
+    `rope.kv_cache`. out bf16 or f32 [R, q_heads * head_dim]. scratch f32, of at least `scratch_floats` values. scale and temperatures are
+    positive.
     cut: a plan other than `plan`'s, to measure it.
     """
     rows, pages = qkv.shape[0], batch.tables.shape[1]
@@ -137,7 +145,19 @@ def attention(
     capped, units, join = softcap > 0, kv_heads * cut.head_blocks * value_blocks(dim), chain.options(qkv.device)
     factors = (2 * LOG2E * scale / softcap, LOG2E * softcap) if capped else (LOG2E * scale, 0.0)
     source = (qkv.view(torch.bfloat16), batch.positions, batch.table_of, batch.tables, temperature, keys, values, out)
-    sizes = (q_heads, kv_heads, dim, width, min(width, VALUES), BLOCK, keys_of_split // BLOCK, LINES, cut.heads, cut.rows, cut.head_blocks)
+    sizes = (
+        q_heads,
+        kv_heads,
+        dim,
+        width,
+        min(width, VALUES),
+        BLOCK,
+        keys_of_split // BLOCK,
+        LINES,
+        cut.heads,
+        cut.rows,
+        cut.head_blocks,
+    )
     if cut.programs == 0:
         groups = scratch[COUNTERS:].view(torch.int32)
         items = triton.cdiv(rows, cut.rows) + min(batch.tables.shape[0], rows)
@@ -156,6 +176,6 @@ def attention(
     )  # fmt: skip
     if cut.apart:
         combine[(rows, q_heads)](
-            batch.positions, parts, stats, out, splits, window, q_heads, dim, width, keys_of_split, window > 0, AHEAD,
+            batch.positions, parts, stats, out, splits, window, q_heads, dim, width, keys_of_split, window > 0, APART_AHEAD,
             num_warps=max(1, width // 32), enable_fp_fusion=False, **join,
         )  # fmt: skip

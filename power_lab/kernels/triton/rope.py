@@ -13,7 +13,7 @@ import triton.language as tl
 from power_lab.kernels.ops import BLOCK, Batch
 from power_lab.kernels.triton import chain
 
-PLAN = "rope: (x * (1 / sqrt(sum / size + eps))) * w; x0 * cos - x1 * sin, x0 * sin + x1 * cos, rounded operation by operation, then to bf16"
+PLAN = "rope: (x * (1 / sqrt(sum / size + eps))) * w; x0 * cos - x1 * sin, x0 * sin + x1 * cos, rounded one by one, then to bf16"
 PAIRS = 256  # pairs of one program, about
 
 
@@ -23,7 +23,7 @@ def _treat(
     COUNT: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, HALF_BLOCK: tl.constexpr, REST_BLOCK: tl.constexpr,
     PAGE: tl.constexpr, INTERLEAVED: tl.constexpr, WIDE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Normalise and rotate some of COUNT heads [COUNT, D] at `source`; head h goes to `to + h * pitch`, in the page of `slot` if there is one."""
+    """Normalise and rotate some of COUNT heads [COUNT, D] at `source`; head h goes to `to + h * pitch`, in the page of a slot if any."""
     i = tl.arange(0, HALF_BLOCK)
     first, second = (2 * i, 2 * i + 1) if INTERLEAVED else (i, i + HALF)
     head = heads[:, None]
@@ -71,7 +71,7 @@ def _treat(
         tl.store(to + head * pitch + j[None, :], rest, mask=there)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["positions", "slots"])
 def _rope_write(
     qkv, narrow, positions, slots, rope, q_norm, k_norm, keys, values, eps,
     Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, HALF_BLOCK: tl.constexpr,

@@ -15,8 +15,9 @@ from triton.compiler import ASTSource, CompiledKernel
 
 from power_lab.kernels.ops import BLOCK
 from power_lab.kernels.triton import attention, rope
-from power_lab.kernels.triton.attend import attend_few, attend_many, combine, list_groups
+from power_lab.kernels.triton.attend import attend_many, list_groups
 from power_lab.kernels.triton.attention import Plan
+from power_lab.kernels.triton.share import attend_few, combine
 from tests.kernels.triton.cubin import resources
 
 SHARED = 232448  # bytes of a block on sm_90
@@ -46,9 +47,10 @@ def build(fn: triton.JITFunction, constants: dict[str, object], **options: int) 
 def attend(
     cut: Plan, heads: tuple[int, int, int], rows: int, window: bool = False, capped: bool = False, heated: bool = False
 ) -> CompiledKernel:
-    q_heads, kv_heads, dim = heads
+    (q_heads, kv_heads, dim), width = heads, attention._width(heads[2])
     constants: dict[str, object] = {
-        "Q_HEADS": q_heads, "KV_HEADS": kv_heads, "D": dim, "WIDTH": attention._width(dim), "VALUES": min(128, attention._width(dim)), "PAGE": BLOCK, "TILES": attention.split(dim) // BLOCK,
+        "Q_HEADS": q_heads, "KV_HEADS": kv_heads, "D": dim, "WIDTH": width, "VALUES": min(width, attention.VALUES),
+        "PAGE": BLOCK, "TILES": attention.split(dim) // BLOCK,
         "M": attention.LINES, "HEADS": cut.heads, "ROWS": cut.rows, "HEAD_BLOCKS": cut.head_blocks,
         "WINDOWED": window, "CAPPED": capped, "INTERPRET": False, "PDL": True,
     }  # fmt: skip
@@ -57,7 +59,12 @@ def attend(
     kernel = attend_many
     if cut.programs:
         pairs = min(4, triton.next_power_of_2(cut.heads))
-        constants |= {"LISTED": triton.next_power_of_2(rows), "PAIRS": pairs, "AHEAD": attention.AHEAD, "APART": cut.apart}
+        constants |= {
+            "LISTED": triton.next_power_of_2(rows),
+            "PAIRS": pairs,
+            "AHEAD": attention.AHEAD,
+            "APART": cut.apart,
+        }
         kernel = attend_few
     built = build(kernel, constants, num_warps=attention.WARPS, num_stages=cut.stages)
     assert "wgmma.mma_async" in built.asm["ptx"], f"{heads} {cut}: not the matrix unit's own instructions"
@@ -66,15 +73,15 @@ def attend(
 
 def check_attention() -> None:
     for heads in HEADS:
-        for rows in (1, 8, 4096):
-            cut = attention.plan(rows, *heads, PAGES)
+        for rows, pages in ((1, PAGES), (1, 16), (8, PAGES), (4096, PAGES)):
+            cut = attention.plan(rows, *heads, pages)
             for rules in ((False, False, False), (True, True, True)) if rows == 1 else ((False, False, False),):
                 shared, registers, stack = resources(attend(cut, heads, rows, *rules))
                 print(heads, rows, rules, cut, shared, registers, stack, flush=True)
                 assert shared <= SHARED, f"{heads} {rows} {cut}: {shared} bytes of shared memory"
                 assert stack <= STACK or heads[2] > 128, f"{heads} {rows} {cut}: {stack} bytes of registers spilled"
     constants: dict[str, object] = {
-        "Q_HEADS": 32, "D": 128, "WIDTH": 128, "SPLIT": 128, "WINDOWED": False, "AHEAD": attention.AHEAD, "PDL": True,
+        "Q_HEADS": 32, "D": 128, "WIDTH": 128, "SPLIT": 128, "WINDOWED": False, "AHEAD": attention.APART_AHEAD, "PDL": True,
     }  # fmt: skip
     print("combine", resources(build(combine, constants, num_warps=4)))
     print("list", resources(build(list_groups, {"ROWS": 16, "AT_ONCE": attention.LISTED, "PDL": True}, num_warps=4)))

@@ -1,0 +1,233 @@
+"""Attention of few rows: their splits are shared out evenly among programs, and folded once all are done."""
+
+# pyright: reportPossiblyUnbound=false
+# What a branch on constants leaves out is not compiled.
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from power_lab.kernels.triton import chain
+from power_lab.kernels.triton.attend import (
+    LOWEST,
+    afresh,
+    finish,
+    group_of,
+    nothing,
+    opens,
+    put,
+    tile_of,
+    unit_of,
+    weigh,
+)
+
+
+@triton.jit
+def _leave(to, column, parts, stats, splits, split, m, sums, part, WIDTH: tl.constexpr, VALUES: tl.constexpr):
+    """A split's result into scratch."""
+    at, used = to
+    at = at * splits + split
+    d = column + tl.arange(0, VALUES)
+    tl.store(stats + 2 * at, m, mask=used)
+    tl.store(stats + 2 * at + 1, sums, mask=used)
+    tl.store(parts + at[:, None] * WIDTH + d[None, :], part, mask=used[:, None])
+
+
+@triton.jit
+def _stretch(
+    q, paged, first, last, end, rules, to, parts, stats, splits, m, sums, part,
+    D: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, M: tl.constexpr, PAGE: tl.constexpr, TILES: tl.constexpr,
+    KV_HEADS: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, INTERPRET: tl.constexpr,
+):  # fmt: skip
+    """Tiles first..last - 1: where one ends a split, it is left in scratch, but for the last before `end`."""
+    table = paged[2]
+    following = tl.load(table + first, mask=first < last, other=0)
+    for tile in tl.range(first, last):
+        page, following = following, tl.load(table + tl.minimum(tile + 1, last - 1))  # early: nothing waits for it
+        m, sums, part = tile_of(
+            q,
+            paged,
+            page,
+            tile,
+            rules,
+            m,
+            sums,
+            part,
+            D,
+            WIDTH,
+            VALUES,
+            PAGE,
+            KV_HEADS,
+            MASKED,
+            WINDOWED,
+            CAPPED,
+            INTERPRET,
+        )
+        if ((tile + 1) % TILES == 0) & (tile + 1 < end):
+            _leave(to, paged[3], parts, stats, splits, tile // TILES, m, sums, part, WIDTH, VALUES)
+            m, sums, part = afresh(sums, part, M, VALUES, TILES)
+    return m, sums, part
+
+
+@triton.jit
+def _read(at, d, used, parts, stats, splits, split, last, WIDTH: tl.constexpr):
+    """What a split left of some pairs; nothing from `last` on."""
+    here = at * splits + split
+    there = used & (split < last)
+    m = tl.load(stats + 2 * here, mask=there, other=LOWEST, cache_modifier=".cg")
+    sums = tl.load(stats + 2 * here + 1, mask=there, other=0.0, cache_modifier=".cg")
+    return m, sums, tl.load(parts + here * WIDTH + d, mask=there, other=0.0, cache_modifier=".cg")
+
+
+@triton.jit
+def _ahead(at, d, used, parts, stats, splits, split, last, peak, total, acc, WIDTH: tl.constexpr, COUNT: tl.constexpr):
+    """Fold COUNT splits from `split` on, as far as there are some: all are on their way before the first is folded, in order."""
+    found = (_read(at, d, used, parts, stats, splits, split, last, WIDTH),)
+    for i in tl.static_range(1, COUNT):
+        found = found + (_read(at, d, used, parts, stats, splits, split + i, last, WIDTH),)  # noqa: RUF005 (as Triton compiles it)
+    tl.debug_barrier()  # or else the compiler, sparing registers, reads few at a time
+    for i in tl.static_range(COUNT):
+        m, sums, part = found[i]
+        peak, old, new = weigh(peak, m)
+        total, acc = tl.fma(total, old, sums * new), tl.fma(acc, old, part * new)
+    return peak, total, acc
+
+
+@triton.jit
+def _gather(
+    first_pair, within, heads, column, parts, stats, out, splits, first, last,
+    D: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, PAIRS: tl.constexpr, AHEAD: tl.constexpr,
+):  # fmt: skip
+    """Fold splits first..last - 1 of PAIRS pairs of a row and a query head, and write their results.
+
+    first_pair: row * query heads + head of the first, the `within`th of `heads` that there are. Pairs lie end to end, so that no value
+    has to change threads.
+    """
+    i = tl.arange(0, PAIRS * VALUES)
+    pair, d = i // VALUES, column + i % VALUES
+    used, at = within + pair < heads, first_pair + pair
+    peak = tl.full((PAIRS * VALUES,), LOWEST, tl.float32)
+    total, acc = tl.zeros((PAIRS * VALUES,), tl.float32), tl.zeros((PAIRS * VALUES,), tl.float32)
+    split = first
+    while split + AHEAD <= last:
+        peak, total, acc = _ahead(at, d, used, parts, stats, splits, split, last, peak, total, acc, WIDTH, AHEAD)
+        split += AHEAD
+    while split < last:
+        peak, total, acc = _ahead(at, d, used, parts, stats, splits, split, last, peak, total, acc, WIDTH, 4)
+        split += 4
+    tl.store(out + at * D + d, finish(tl.where(used, total, 1.0), acc), mask=used & (d < D))
+
+
+@triton.jit
+def _shares(
+    positions, table_of, rows, window,
+    ROWS: tl.constexpr, LISTED: tl.constexpr, PAGE: tl.constexpr, TILES: tl.constexpr, WINDOWED: tl.constexpr,
+):  # fmt: skip
+    """Of every row: its number, 1 past the end of its group, and the group's tiles, laid end to end: where they begin, and how many.
+
+    Tiles are counted from the start of the group's first split. Rows that open no group have none.
+    """
+    row = tl.arange(0, LISTED)
+    safe = tl.minimum(row, rows - 1)
+    first = opens(safe, positions, table_of, ROWS) & (row < rows)
+    later = first[None, :] & (row[None, :] > row[:, None])
+    end = tl.min(tl.where(later, row[None, :], rows), 1)
+    start = tl.load(positions + safe)
+    low = tl.maximum(start + 1 - window, 0) if WINDOWED else start * 0
+    size = (start + end - row + PAGE - 1) // PAGE - low // (PAGE * TILES) * TILES
+    size = tl.where(first, size, 0)
+    return row, end, tl.cumsum(size, 0) - size, size
+
+
+@triton.jit(
+    do_not_specialize=["rows", "pages", "splits", "window"],
+    do_not_specialize_on_alignment=["positions", "table_of", "tables"],
+)
+def attend_few(
+    queries, positions, table_of, tables, temperature, keys, values, out, counters, parts, stats,
+    rows, pages, splits, window, scale, cap,
+    Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, PAGE: tl.constexpr,
+    TILES: tl.constexpr, M: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, HEAD_BLOCKS: tl.constexpr,
+    LISTED: tl.constexpr, PAIRS: tl.constexpr, AHEAD: tl.constexpr, APART: tl.constexpr,
+    WINDOWED: tl.constexpr, CAPPED: tl.constexpr, INTERPRET: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """All groups and units, their splits shared out evenly among the programs: each takes the splits that begin in its part of all tiles.
+
+    Who adds the last splits of a group to its counter folds them, unless APART: then `combine` does.
+    """
+    chain.begin(PDL)
+    chain.wait(PDL)
+    row, ends, begins, sizes = _shares(positions, table_of, rows, window, ROWS, LISTED, PAGE, TILES, WINDOWED)
+    tiles = tl.sum(sizes, 0)
+    UNITS: tl.constexpr = KV_HEADS * HEAD_BLOCKS * (WIDTH // VALUES)
+    work = tiles.to(tl.int64) * UNITS
+    at = (work * tl.program_id(0) // tl.num_programs(0)).to(tl.int32)
+    stop = (work * (tl.program_id(0) + 1) // tl.num_programs(0)).to(tl.int32)
+    while at < stop:
+        unit = at // tiles
+        offset = at - unit * tiles
+        mine = (begins <= offset) & (offset < begins + sizes)
+        first, end = tl.sum(tl.where(mine, row, 0), 0), tl.sum(tl.where(mine, ends, 0), 0)
+        begin, size = tl.sum(tl.where(mine, begins, 0), 0), tl.sum(tl.where(mine, sizes, 0), 0)
+        from_split = (offset - begin + TILES - 1) // TILES
+        to_split = (tl.minimum(stop - unit * tiles - begin, size) + TILES - 1) // TILES
+        if from_split < to_split:
+            q, paged, rules, to = group_of(
+                unit, first, end - first, queries, positions, table_of, tables, temperature, keys, values, pages, window, scale, cap,
+                Q_HEADS, KV_HEADS, D, WIDTH, VALUES, PAGE, M, HEADS, HEAD_BLOCKS, WINDOWED, INTERPRET,
+            )  # fmt: skip
+            low, high = rules[3], rules[4]
+            first_split, count = low // (PAGE * TILES), (size + TILES - 1) // TILES
+            from_tile = tl.maximum(low // PAGE, (first_split + from_split) * TILES)
+            to_tile = tl.minimum((high + PAGE - 1) // PAGE, (first_split + to_split) * TILES)
+            edge = from_tile
+            m, sums, part = nothing(M, VALUES)
+            if not WINDOWED:  # every row sees every key below: the same bits without a mask
+                edge = tl.minimum(tl.maximum((high - (end - first) + 1) // PAGE, from_tile), to_tile)
+                m, sums, part = _stretch(
+                    q, paged, from_tile, edge, to_tile, rules, to, parts, stats, splits, m, sums, part,
+                    D, WIDTH, VALUES, M, PAGE, TILES, KV_HEADS, False, WINDOWED, CAPPED, INTERPRET,
+                )  # fmt: skip
+            m, sums, part = _stretch(
+                q, paged, edge, to_tile, to_tile, rules, to, parts, stats, splits, m, sums, part,
+                D, WIDTH, VALUES, M, PAGE, TILES, KV_HEADS, True, WINDOWED, CAPPED, INTERPRET,
+            )  # fmt: skip
+            if (count == 1) & (not APART):
+                put(out, to, paged[3], finish(sums[:, None], part), D, VALUES)
+            else:
+                _leave(to, paged[3], parts, stats, splits, first_split + to_split - 1, m, sums, part, WIDTH, VALUES)
+                if not APART:
+                    tl.debug_barrier()  # every thread's results are written before one of them says so
+                    counter = counters + first * UNITS + unit
+                    before = tl.atomic_add(counter, to_split - from_split, sem="acq_rel")
+                    if before + to_split - from_split == count:
+                        tl.store(counter, 0)
+                        GROUP: tl.constexpr = Q_HEADS // KV_HEADS
+                        kv_head, block, column = unit_of(unit, HEAD_BLOCKS, WIDTH, VALUES)
+                        for each in tl.range(first, end, num_stages=1):
+                            for some in tl.static_range(0, HEADS, PAIRS):
+                                within = block * HEADS + some
+                                pair = (each * Q_HEADS + kv_head * GROUP + within).to(tl.int64)
+                                _gather(
+                                    pair, some, tl.minimum(GROUP - block * HEADS, HEADS), column, parts, stats, out, splits,
+                                    first_split, first_split + count, D, WIDTH, VALUES, PAIRS, AHEAD,
+                                )  # fmt: skip
+        at = unit * tiles + begin + size
+
+
+@triton.jit(do_not_specialize=["splits", "window"], do_not_specialize_on_alignment=["positions"])
+def combine(
+    positions, parts, stats, out, splits, window,
+    Q_HEADS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, SPLIT: tl.constexpr,
+    WINDOWED: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Fold the splits that a row sees: one row and query head a program."""
+    chain.begin(PDL)
+    chain.wait(PDL)
+    position = tl.load(positions + tl.program_id(0))
+    first, last = 0, position // SPLIT + 1
+    if WINDOWED:
+        first = tl.maximum(position + 1 - window, 0) // SPLIT
+    pair = tl.program_id(0).to(tl.int64) * Q_HEADS + tl.program_id(1)
+    _gather(pair, 0, 1, 0, parts, stats, out, splits, first, last, D, WIDTH, WIDTH, 1, AHEAD)
