@@ -1,6 +1,6 @@
 """Times of the GPU's matrix products, of candidates for their launches, and whether what must agree does so bit for bit.
 
-    PYTHONPATH=. python bench/gpu_linear.py [check] [dense] [stored] [wide] [--output FILE]
+    PYTHONPATH=. python bench/gpu_linear.py [check] [dense] [stored] [table] [wide] [--output FILE]
 
 Launches are compiled by many processes first, into Triton's cache. A time is that of one launch in a captured chain over weights that
 exceed the L2 cache together, median of 7 replays. `check` is what the times are worth nothing without: stored weights against the same
@@ -118,9 +118,9 @@ def compile_all(jobs: list[Job]) -> None:
     kinds: dict[Any, Job] = {}
     for job in jobs:
         type, n, k, gated, rows, s = job
-        chosen = s or (linear.shape(n, k, type, gated, rows) if rows <= linear.NARROW else linear.tiling(rows, n, gated))
+        chosen = s or (linear.shape(n, k, type, gated, rows) if rows <= linear.NARROW else linear.tiling(rows, n, gated, type in FORMS))
         depth = s.bk if s else 128
-        kinds.setdefault((type, gated, k % depth == 0, linear.reduction(n, k, gated)[0], chosen, rows > linear.NARROW), job)
+        kinds.setdefault((type, gated, k % depth == 0, linear.reduction(n, k, gated, type in FORMS)[0], chosen, rows > linear.NARROW), job)
     with multiprocessing.get_context("spawn").Pool(14) as pool:
         for why in pool.imap_unordered(compile_one, kinds.values()):
             if why:
@@ -223,20 +223,26 @@ def check() -> list[dict[str, Any]]:
 
 def dense_candidates(name: str) -> list[Shape]:
     gated = SHAPES[name][2]
-    tiles = [(64, 128, 4, 4), (64, 64, 4, 8 if not gated else 6), (64, 128, 4, 3)] + ([] if gated else [(64, 128, 4, 6)])
-    if name[:2] in ("sm", "ge") and "head" not in name:
-        tiles += [(16, 128, 2, 6), (32, 128, 2, 6), (32, 128, 4, 4), (16, 128, 4, 4)]
-    aheads = (0, 8, 16, 32) if name[:2] not in ("sm", "ge") else (0, 8, 16)
-    return [Shape(bk, bn, 16, w, s, a) for (bn, bk, w, s), a in itertools.product(tiles, aheads)]
+    if name[:2] in ("8b", ".6"):
+        found = [(64, 128, 4, 4, a) for a in (0, 8)] + ([] if gated else [(64, 128, 4, 6, a) for a in (0, 4, 8)])
+        return [Shape(bk, bn, 16, w, s, a) for bn, bk, w, s, a in found]
+    return [Shape(128, 64, 16, 4, 4, a) for a in (0, 8)]
+
+
+def batch_candidates(name: str) -> list[tuple[int, Shape]]:
+    """For 32 to 128 rows."""
+    gated = SHAPES[name][2]
+    tiles = [(64, 128, 4, 3), (64, 64, 4, 4), (64, 64, 4, 6), (128, 64, 8, 4), (128, 64, 4, 4), (64, 128, 8, 3), (128, 64, 8, 3)]
+    tiles += [] if gated else [(64, 128, 4, 4), (128, 128, 8, 3)]
+    return [(rows, Shape(bk, bn, rows, w, s, 8)) for rows in (32, 64, 128) for bn, bk, w, s in tiles]
 
 
 def stored_candidates(type: QuantType) -> list[Shape]:
-    tiles = itertools.product(((16, 1), (16, 2), (32, 2), (32, 4), (64, 4), (64, 8)), (2, 3, 4))
-    return [Shape(FORMS[type].depth, bn, 16, w, s) for (bn, w), s in tiles]
+    return [Shape(FORMS[type].depth, 64, 16, 4, s) for s in (2, 3, 4, 6)] + [Shape(FORMS[type].depth, 128, 16, 8, 3)]
 
 
 def stored_cases() -> list[tuple[QuantType, str]]:
-    eight = [(type, name) for type in (Q8_0, Q6_K, Q4_K, Q4_0) for name in ("8b o", "8b gu", "8b down")]
+    eight = [(type, name) for type in (Q8_0, Q6_K, Q4_K, Q4_0) for name in ("8b qkv", "8b o", "8b gu", "8b down")]
     return [*eight, *((Q4_1, name) for name in ("sm qkv", "sm o", "sm gu", "sm down")), (Q4_1, "sm head"), (Q8_0, "ge head")]
 
 
@@ -275,18 +281,24 @@ def times(cases: list[tuple[QuantType, str, list[tuple[int, Shape | None]]]], ra
 
 def cases_of(what: str) -> list[tuple[QuantType, str, list[tuple[int, Shape | None]]]]:
     if what == "dense":
-        swept = [(BF16, name, [(1, s) for s in dense_candidates(name)]) for name in SHAPES]
-        rows = (1, 8, 16, 32, 64, 128)
-        return swept + [(BF16, name, [(r, None) for r in rows]) for name in SHAPES if name[:2] in ("8b", ".6")]
+        swept = [(BF16, name, [(1, s) for s in dense_candidates(name)]) for name in SHAPES if name[:2] in ("8b", ".6")]
+        many = [name for name in SHAPES if name[:2] in ("8b", ".6") and "head" not in name]
+        return swept + [(BF16, name, batch_candidates(name)) for name in many]
     if what == "stored":
         return [(type, name, [(1, s) for s in stored_candidates(type)]) for type, name in stored_cases()]
+    if what == "table":
+        rows = (1, 8, 16, 32, 64, 128)
+        eight = [name for name in SHAPES if name[:2] == "8b" and "head" not in name]
+        return [(BF16, name, [(r, None) for r in rows]) for name in SHAPES] + [
+            (type, name, [(r, None) for r in (1, 16)]) for type in (Q8_0, Q6_K, Q4_K, Q4_0) for name in eight
+        ]  # fmt: skip
     plain: list[Any] = [(BF16, name, [(r, None) for r in (512, 4096)]) for name in SHAPES if name[:2] == "8b" and "head" not in name]
     return plain + [(type, "8b gu", [(r, None) for r in (512, 4096)]) for type in (Q4_K, Q8_0)]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="+", choices=["check", "dense", "stored", "wide"])
+    parser.add_argument("what", nargs="+", choices=["check", "dense", "stored", "table", "wide"])
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     cases = [case for what in args.what if what != "check" for case in cases_of(what)]

@@ -77,21 +77,37 @@ def _sum(
     """f32 [BN, BM] sums over k in first..last of weight `one`, and of `two` in gated products."""
     acc = tl.zeros((BN, BM), tl.float32)
     beside = tl.zeros((BN, BM), tl.float32)
-    for k in range(first, last, BK):
-        if FORM is None:
+    if FORM is None:
+        for k in range(first, last, BK):
             x = _x(X, r, rm, K, k, BK, EVEN)
             acc = dot(_dense(one[0], n, nm, K, k, BK, EVEN, POLICY), x, acc, INTERPRET)
             if GATED:
                 beside = dot(_dense(two[0], n, nm, K, k, BK, EVEN, POLICY), x, beside, INTERPRET)
-        else:
+    else:
+        n = n.to(tl.int64)
+        stored, stored2 = (0, 0), (0, 0)
+        if FORM.sub > 0:
+            stored = unpack.of_rows(one, first, n, nm, N, FORM)
+            if GATED:
+                stored2 = unpack.of_rows(two, first, n, nm, N, FORM)
+        for k in range(first, last, BK):
+            if FORM.sub > 0:  # loads too narrow for the pipeline are fetched a step ahead
+                ahead = nm & (k + BK < last)
+                next_stored = unpack.of_rows(one, k + BK, n, ahead, N, FORM)
+                if GATED:
+                    next_stored2 = unpack.of_rows(two, k + BK, n, ahead, N, FORM)
             for half in tl.static_range(BK // FORM.tile):
                 depth = k + half * FORM.tile
                 x = _x(X, r, rm, K, depth, FORM.tile, EVEN)
-                w = unpack.tile(one, depth, half, n.to(tl.int64), nm, N, BN, FORM, POLICY, INTERPRET)
+                w = unpack.tile(one, stored, depth, half, n, nm, N, BN, FORM, POLICY, INTERPRET)
                 acc = dot(w, x, acc, INTERPRET)
                 if GATED:
-                    w = unpack.tile(two, depth, half, n.to(tl.int64), nm, N, BN, FORM, POLICY, INTERPRET)
+                    w = unpack.tile(two, stored2, depth, half, n, nm, N, BN, FORM, POLICY, INTERPRET)
                     beside = dot(w, x, beside, INTERPRET)
+            if FORM.sub > 0:
+                stored = next_stored
+                if GATED:
+                    stored2 = next_stored2
     return acc, beside
 
 

@@ -144,12 +144,29 @@ def _f32(scale, FORM: tl.constexpr):
 
 
 @triton.jit
-def _scales(planes, at, block, mask, FORM: tl.constexpr):
-    """f32 scale and offset: `at` and `block` are places in the planes of groups and of blocks, any shapes that broadcast."""
-    scale = _f32(tl.load(planes[2] + block, mask=mask, other=0), FORM)
+def of_blocks(planes, at, mask, FORM: tl.constexpr):
+    """Scale and minimum as stored, at these places of their planes; what a type lacks is stood in for by its scale."""
+    scale = tl.load(planes[2] + at, mask=mask, other=0)
+    minimum = scale
+    if FORM.affine:
+        minimum = tl.load(planes[3] + at, mask=mask, other=0)
+    return scale, minimum
+
+
+@triton.jit
+def of_rows(planes, k, n, nm, N, FORM: tl.constexpr):
+    """[BN, 1] of the blocks of 256 that depth k lies in."""
+    at = tl.full((1,), k // FORM.block, tl.int64) * N + n
+    return of_blocks(planes, at[:, None], nm[:, None], FORM)
+
+
+@triton.jit
+def _scales(planes, stored, at, mask, FORM: tl.constexpr):
+    """f32 scale and offset of what `of_blocks` gave, and of the sub-blocks at these places of their planes."""
+    scale = _f32(stored[0], FORM)
     offset = scale
     if FORM.affine:
-        offset = tl.load(planes[3] + block, mask=mask, other=0).to(tl.float32)
+        offset = stored[1].to(tl.float32)
     if FORM.sub > 0:
         sub = tl.load(planes[4] + at, mask=mask, other=0)
         if FORM.affine and FORM.sub == 16:
@@ -180,7 +197,7 @@ def gathered(planes, row, k, N, mask, FORM: tl.constexpr):
     block = at
     if FORM.sub > 0:
         block = (k // FORM.block).to(tl.int64) * N + row
-    scale, offset = _scales(planes, at, block, mask, FORM)
+    scale, offset = _scales(planes, of_blocks(planes, block, mask, FORM), at, mask, FORM)
     level = code - FORM.zero
     if FORM.book is not None:
         W0: tl.constexpr = word_of(FORM.book, 0)
@@ -228,9 +245,12 @@ def _over_lanes(numbers, BN: tl.constexpr, FORM: tl.constexpr):
 
 @triton.jit
 def tile(
-    planes, k, HALF: tl.constexpr, n, nm, N, BN: tl.constexpr, FORM: tl.constexpr, POLICY: tl.constexpr, INTERPRET: tl.constexpr
+    planes, stored, k, HALF: tl.constexpr, n, nm, N, BN: tl.constexpr, FORM: tl.constexpr, POLICY: tl.constexpr, INTERPRET: tl.constexpr
 ):  # fmt: skip
-    """bf16 [BN, tile] values from depth k on, the HALF-th tile of a step, of rows n int64; 0 in rows outside of the mask nm."""
+    """bf16 [BN, tile] values from depth k on, the HALF-th tile of a step, of rows n int64; 0 in rows outside of the mask nm.
+
+    `stored` is what `of_rows` gave, where blocks are of 256: the caller fetches it in time.
+    """
     if INTERPRET:
         inside = tl.arange(0, FORM.tile)
         return gathered(planes, n[:, None], k + inside[None, :], N, nm[:, None], FORM)  # its bf16 is not rounded
@@ -239,10 +259,9 @@ def tile(
         row = (k // FORM.tile).to(tl.int64) * N + n
         GROUPS: tl.constexpr = FORM.tile // FORM.group
         at = row[:, None] * GROUPS + tl.arange(0, GROUPS)[None, :]
-        block = at
-        if FORM.sub > 0:
-            block = ((k // FORM.block).to(tl.int64) * N + n)[:, None]
-        scale, minimum = _scales(planes, at, block, mask, FORM)
+        if FORM.sub == 0:
+            stored = of_blocks(planes, at, mask, FORM)
+        scale, minimum = _scales(planes, stored, at, mask, FORM)
         word = tl.arange(0, FORM.words)[None, :]
         low = tl.load(planes[0] + row[:, None] * FORM.words + word, mask=mask, other=0, eviction_policy=POLICY)
         inputs = (low,)

@@ -87,6 +87,8 @@ def spread(
     inside = i < count
     for half in tl.static_range(FORM.depth // FORM.tile):
         k = tl.program_id(1) * FORM.depth + half * FORM.tile
-        values = unpack.tile(weight, k, half, (first + i).to(tl.int64), inside, N, BN, FORM, "", INTERPRET)
+        n = (first + i).to(tl.int64)
+        stored = unpack.of_rows(weight, k, n, inside, N, FORM) if FORM.sub > 0 else (0, 0)
+        values = unpack.tile(weight, stored, k, half, n, inside, N, BN, FORM, "", INTERPRET)
         j = k + tl.arange(0, FORM.tile)[None, :]
         tl.store(Panel + i.to(tl.int64)[:, None] * K + j, values.to(tl.bfloat16), mask=inside[:, None] & (j < K))
