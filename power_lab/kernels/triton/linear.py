@@ -83,18 +83,26 @@ class Shape:
 @lru_cache(maxsize=4096)
 def shape(columns: int, cols: int, type: QuantType, gated: bool, rows: int) -> Shape:
     """The launch for `rows` rows and weights [columns, cols]; of gated products, columns of one of the two."""
-    splits, _ = reduction(columns, cols, gated, type in FORMS)
     bm = next(most for most in (16, 32, 64, NARROW) if rows <= most)
     if type in FORMS:
-        depth = FORMS[type].depth
-        return Shape(depth, 64, bm, 4, 2 if depth == 256 and bm == 128 else 3)
-    if bm > 64:
-        return Shape(64, 128, bm, 8, 4, 8) if gated or splits > 2 else Shape(128, 64, bm, 4, 3, 8)
-    if bm > 16:
-        return Shape(64, 64, bm, 4, 6, 8) if gated else Shape(128, 64, bm, 4, 3, 8)
-    if cols <= 1024 and splits == 1 and columns <= 2048:  # few columns: more programs, of fewer columns each
-        return Shape(128, 32 if gated else 16, bm, 2, 6, 8)
-    return Shape(128, 64, bm, 4, 4 if gated else 6, 8)
+        return _stored_shape(columns, cols, FORMS[type].depth, gated, bm)
+    splits, _ = reduction(columns, cols, gated, False)
+    if bm == 16:
+        if columns > 16384:  # programs enough to keep the memory busy without a long look ahead
+            return Shape(128, 64, bm, 4, 3)
+        return Shape(128, 64, bm, 4, 4 if gated or splits > 2 else 6, 8)
+    if gated:
+        return Shape(64, 128, bm, 8, 4, 8) if bm == 128 and columns > 4096 else Shape(64, 64, bm, 4, 6, 8)
+    if bm >= 64 and cols >= 8192:
+        return Shape(128, 64, bm, 8, 3, 8) if bm == 64 else Shape(64, 128, bm, 8, 4, 8)
+    return Shape(128, 64, bm, 4, 4, 8)
+
+
+def _stored_shape(columns: int, cols: int, depth: int, gated: bool, bm: int) -> Shape:
+    """Two tiles a step where K has them, since a step's own cost counts beside what unpacks them; eight warps share the rows of a tile."""
+    deep = 256 if bm == 16 and cols % 256 == 0 else depth
+    stages = 2 if deep == 256 and bm > 16 else 3
+    return Shape(deep, 64, bm, 4, stages) if gated or bm > 16 else Shape(deep, 128, bm, 8, stages)
 
 
 def reduction(columns: int, cols: int, gated: bool, stored: bool) -> tuple[int, int]:

@@ -159,10 +159,10 @@ class TritonOps:
             ) from error
 
     def weight(self, type: QuantType, rows: int, cols: int, host: np.ndarray) -> Weight:
-        """The matrix as planes on the device; plain values are rounded to bf16."""
+        """The matrix as planes on the device; plain values, and those of small matrices, are rounded to bf16."""
         try:
             type = QuantType(type)
-            parts = planes.repack(type, rows, cols, host)
+            held, parts = planes.at_load(type, rows, cols, host)
         except ValueError as error:
             message = f"Weights of type {type!r} and shape [{rows}, {cols}] cannot be computed on: {error}."
             raise ModelFileError(message) from error
@@ -172,8 +172,9 @@ class TritonOps:
             }
         if "values" in tensors:
             values = tensors["values"]
-            tensors["values"] = values.view(torch.bfloat16) if type == QuantType.BF16 else values.to(torch.bfloat16)
-        return Weight(type, rows, cols, planes.DeviceWeight(type, rows, cols, tensors))
+            tensors["values"] = values.view(torch.bfloat16) if held == QuantType.BF16 else values.to(torch.bfloat16)
+            held = QuantType.BF16
+        return Weight(type, rows, cols, planes.DeviceWeight(held, rows, cols, tensors))
 
     def vector(self, type: QuantType, host: np.ndarray) -> Array:
         """Norms and biases keep every bit: they are read as f32."""

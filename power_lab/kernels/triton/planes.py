@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from power_lab.kernels.dequantise import dequantise
 from power_lab.kernels.layouts import LAYOUTS, Fields, unpack
 from power_lab.kernels.quants import GEOMETRY, QuantType, row_bytes
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     import torch
 
 CHUNK = 1 << 20  # values that are repacked at a time, so that temporaries stay small whatever the matrix is
+SMALL = 1 << 21  # values of a matrix that is held as bf16, however it is stored
 PLANES = ("codes", "high", "scale", "minimum", "subs", "sub_minima")
 """In the order in which kernels take them."""
 
@@ -116,6 +118,24 @@ class DeviceWeight:
     @property
     def nbytes(self) -> int:
         return sum(plane.numel() * plane.element_size() for plane in self.planes.values())
+
+
+def at_load(type: QuantType, rows: int, cols: int, host: np.ndarray) -> tuple[QuantType, dict[str, np.ndarray]]:
+    """What a device holds of a stored matrix, and its type there: planes, or for a small one its values f32 [N, K], to be rounded to bf16.
+
+    Codes are unpacked to those very values on their way to the matrix unit, so sums stay what they are. Products of small matrices take
+    as long as a launch, not as their bytes.
+
+    Raises:
+        ValueError: as `repack`.
+    """
+    if type in _PLAIN or rows * cols > SMALL:
+        return type, repack(type, rows, cols, host)
+    pitch = row_bytes(type, cols)
+    raw = np.ascontiguousarray(host).view(np.uint8).reshape(-1)
+    if raw.size != rows * pitch:
+        raise ValueError(f"{raw.size} bytes are not {rows} rows of {cols} {type.name} values")
+    return QuantType.F32, {"values": dequantise(raw.reshape(rows, pitch), type, cols)}
 
 
 def repack(type: QuantType, rows: int, cols: int, host: np.ndarray) -> dict[str, np.ndarray]:

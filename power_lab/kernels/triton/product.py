@@ -99,10 +99,10 @@ def _sum(
             for half in tl.static_range(BK // FORM.tile):
                 depth = k + half * FORM.tile
                 x = _x(X, r, rm, K, depth, FORM.tile, EVEN)
-                w = unpack.tile(one, stored, depth, half, n, nm, N, BN, FORM, POLICY, INTERPRET)
+                w = unpack.tile(one, stored, depth, half % (FORM.depth // FORM.tile), n, nm, N, BN, FORM, POLICY, INTERPRET)
                 acc = dot(w, x, acc, INTERPRET)
                 if GATED:
-                    w = unpack.tile(two, stored2, depth, half, n, nm, N, BN, FORM, POLICY, INTERPRET)
+                    w = unpack.tile(two, stored2, depth, half % (FORM.depth // FORM.tile), n, nm, N, BN, FORM, POLICY, INTERPRET)
                     beside = dot(w, x, beside, INTERPRET)
             if FORM.sub > 0:
                 stored = next_stored

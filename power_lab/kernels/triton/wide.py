@@ -56,23 +56,29 @@ def wide(
     mask = (n < N) & (r < R)
     out = Out + r.to(tl.int64) * pitch + n
     chain.wait(PDL)
-    acc, beside = _sums(X, one, two, column, row, 0, tl.minimum(K, span), BN, BM, BK, GATED, INTERPRET)
-    for s in range(1, SPLITS):
-        if not HELD:
-            tl.store(out, acc, mask=mask)
-        last = tl.minimum(K, (s + 1) * span)
-        a, b = _sums(X, one, two, column, row, s * span, last, BN, BM, BK, GATED, INTERPRET)
-        if HELD:
+    if SPLITS == 1 or HELD:
+        acc, beside = _sums(X, one, two, column, row, 0, tl.minimum(K, span), BN, BM, BK, GATED, INTERPRET)
+        for s in range(1, SPLITS):
+            last = tl.minimum(K, (s + 1) * span)
+            a, b = _sums(X, one, two, column, row, s * span, last, BN, BM, BK, GATED, INTERPRET)
             acc += a
             beside += b
-        else:
+        if GATED:
+            acc = activate(acc, ACTIVATION) * beside
+        if BIASED:
+            acc += tl.load(Bias + n, mask=n < N, other=0.0)
+        tl.store(out, acc.to(Out.dtype.element_ty), mask=mask)
+    else:
+        for s in range(SPLITS):
+            last = tl.minimum(K, (s + 1) * span)
+            acc, _ = _sums(X, one, two, column, row, s * span, last, BN, BM, BK, False, INTERPRET)
+            if s > 0:
+                acc += tl.load(out, mask=mask, other=0.0)
+            if BIASED:
+                if s == SPLITS - 1:
+                    acc += tl.load(Bias + n, mask=n < N, other=0.0)
+            tl.store(out, acc, mask=mask)
             tl.debug_barrier()  # what one thread stored, another may load
-            acc = tl.load(out, mask=mask, other=0.0) + a
-    if GATED:
-        acc = activate(acc, ACTIVATION) * beside
-    if BIASED:
-        acc += tl.load(Bias + n, mask=n < N, other=0.0)
-    tl.store(out, acc.to(Out.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=["first", "count"])
