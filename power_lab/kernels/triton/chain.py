@@ -1,8 +1,12 @@
 """Kernels that begin before the one ahead of them has ended: programmatic dependent launch, for GPUs from compute capability 9.0 on.
 
-A kernel of the chain calls `begin` first, so that the next one may be brought up behind it, then touches what no kernel writes (weights,
-tables), and calls `wait` before it reads what another kernel wrote and before it writes anything at all. Every program waits, so a kernel that
-has ended means that all before it have. Nothing here decides bits.
+A kernel of the chain calls `begin` first, so that the next one may be brought up behind it, then touches what no kernel writes, and calls
+`wait` before it reads what another kernel wrote and before it writes anything at all. Every program waits, so a kernel that has ended means
+that all before it have. Nothing here decides bits.
+
+No kernel writes weights and tables, nor the index arrays and sampling controls of a step: they arrive by a copy, which the step's first
+kernel, `embed`, waits for as for any copy; the others begin behind that one. Keys and values of earlier steps lie still, too, but in their
+pages the kernel before may be writing, so they are only prefetched.
 
 Launches take `**options(device)`: the kernel's constexpr `PDL` and the launch attribute.
 """

@@ -31,18 +31,20 @@ def _treat(
     if REST_BLOCK:
         j = 2 * HALF + tl.arange(0, REST_BLOCK)
         there = (head < COUNT) & (j < D)[None, :]
-    if weight is not None:  # which no kernel writes
+    if weight is not None:
         w = weight + (head * D if WIDE else head * 0)
         weight_a = tl.load(w + first[None, :], mask=here, other=0.0)
         weight_b = tl.load(w + second[None, :], mask=here, other=0.0)
         if REST_BLOCK:
             weight_rest = tl.load(w + j[None, :], mask=there, other=0.0)
-    chain.wait(PDL)
     if rope is not None:
         turn = rope + tl.load(positions).to(tl.int64) * (2 * HALF)
+        cos = tl.load(turn + 2 * i, mask=i < HALF, other=0.0)[None, :]
+        sin = tl.load(turn + 2 * i + 1, mask=i < HALF, other=0.0)[None, :]
     if slot is not None:
         place = tl.load(slot)
         to += (place // PAGE * (COUNT * PAGE) + place % PAGE) * D
+    chain.wait(PDL)
     a = tl.load(source + head * D + first[None, :], mask=here, other=0.0)
     b = tl.load(source + head * D + second[None, :], mask=here, other=0.0)
     if REST_BLOCK:
@@ -60,8 +62,6 @@ def _treat(
         if REST_BLOCK:
             rest = (rest * scale) * weight_rest
     if rope is not None:
-        cos = tl.load(turn + 2 * i, mask=i < HALF, other=0.0)[None, :]
-        sin = tl.load(turn + 2 * i + 1, mask=i < HALF, other=0.0)[None, :]
         a, b = a * cos - b * sin, a * sin + b * cos
     if slot is None:
         tl.debug_barrier()  # queries are written over themselves: every thread has read first

@@ -140,6 +140,32 @@ def _shares(
     return row, end, tl.cumsum(size, 0) - size, size
 
 
+@triton.jit
+def _item(at, stop, tiles, shares, TILES: tl.constexpr):
+    """What lies at place `at` of all tiles of all units: the unit, first row and 1 past the last of the group, where its tiles begin and how
+    many they are, and which of its splits, of those before place `stop`, begin here."""
+    row, ends, begins, sizes = shares
+    unit = at // tiles
+    offset = at - unit * tiles
+    mine = (begins <= offset) & (offset < begins + sizes)
+    first, end = tl.sum(tl.where(mine, row, 0), 0), tl.sum(tl.where(mine, ends, 0), 0)
+    begin, size = tl.sum(tl.where(mine, begins, 0), 0), tl.sum(tl.where(mine, sizes, 0), 0)
+    from_split = (offset - begin + TILES - 1) // TILES
+    to_split = (tl.minimum(stop - unit * tiles - begin, size) + TILES - 1) // TILES
+    return unit, first, end, begin, size, from_split, to_split
+
+
+@triton.jit
+def _call(
+    entry, keys, values, kv_head, D: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr, KV_HEADS: tl.constexpr
+):  # fmt: skip
+    """Prefetch a page's keys and values of a head: PAGE * D bf16 values of each, in lines of 64."""
+    line = tl.arange(0, WIDTH)
+    at = (tl.load(entry).to(tl.int64) * KV_HEADS + kv_head) * (PAGE * D) + tl.minimum(line, PAGE * D // 64 - 1) * 64
+    chain.prefetch(keys + at, True)
+    chain.prefetch(values + at, True)
+
+
 @triton.jit(
     do_not_specialize=["rows", "pages", "splits", "window"],
     do_not_specialize_on_alignment=["positions", "table_of", "tables"],
@@ -157,21 +183,24 @@ def attend_few(
     Who adds the last splits of a group to its counter folds them, unless APART: then `combine` does.
     """
     chain.begin(PDL)
-    chain.wait(PDL)
-    row, ends, begins, sizes = _shares(positions, table_of, rows, window, ROWS, LISTED, PAGE, TILES, WINDOWED)
-    tiles = tl.sum(sizes, 0)
+    shares = _shares(positions, table_of, rows, window, ROWS, LISTED, PAGE, TILES, WINDOWED)
+    tiles = tl.sum(shares[3], 0)
     UNITS: tl.constexpr = KV_HEADS * HEAD_BLOCKS * (WIDTH // VALUES)
     work = tiles.to(tl.int64) * UNITS
     at = (work * tl.program_id(0) // tl.num_programs(0)).to(tl.int32)
     stop = (work * (tl.program_id(0) + 1) // tl.num_programs(0)).to(tl.int32)
+    if PDL:
+        if at < stop:  # the first split's pages are called while the kernel before ends
+            unit, first, end, begin, size, from_split, to_split = _item(at, stop, tiles, shares, TILES)
+            low = tl.maximum(tl.load(positions + first) + 1 - window, 0) if WINDOWED else 0
+            tile = tl.maximum(low // PAGE, (low // (PAGE * TILES) + from_split) * TILES)
+            table = tables + tl.load(table_of + first).to(tl.int64) * pages
+            kv_head = unit_of(unit, HEAD_BLOCKS, WIDTH, VALUES)[0]
+            for i in tl.static_range(TILES):
+                _call(table + tl.minimum(tile + i, pages - 1), keys, values, kv_head, D, WIDTH, PAGE, KV_HEADS)
+    chain.wait(PDL)
     while at < stop:
-        unit = at // tiles
-        offset = at - unit * tiles
-        mine = (begins <= offset) & (offset < begins + sizes)
-        first, end = tl.sum(tl.where(mine, row, 0), 0), tl.sum(tl.where(mine, ends, 0), 0)
-        begin, size = tl.sum(tl.where(mine, begins, 0), 0), tl.sum(tl.where(mine, sizes, 0), 0)
-        from_split = (offset - begin + TILES - 1) // TILES
-        to_split = (tl.minimum(stop - unit * tiles - begin, size) + TILES - 1) // TILES
+        unit, first, end, begin, size, from_split, to_split = _item(at, stop, tiles, shares, TILES)
         if from_split < to_split:
             q, paged, rules, to = group_of(
                 unit, first, end - first, queries, positions, table_of, tables, temperature, keys, values, pages, window, scale, cap,
@@ -224,10 +253,10 @@ def combine(
 ):  # fmt: skip
     """Fold the splits that a row sees: one row and query head a program."""
     chain.begin(PDL)
-    chain.wait(PDL)
     position = tl.load(positions + tl.program_id(0))
     first, last = 0, position // SPLIT + 1
     if WINDOWED:
         first = tl.maximum(position + 1 - window, 0) // SPLIT
     pair = tl.program_id(0).to(tl.int64) * Q_HEADS + tl.program_id(1)
+    chain.wait(PDL)
     _gather(pair, 0, 1, 0, parts, stats, out, splits, first, last, D, WIDTH, WIDTH, 1, AHEAD)
