@@ -23,13 +23,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import torch  # noqa: E402
+import torch
 
-from power_lab.kernels.quants import QuantType  # noqa: E402
-from power_lab.kernels.triton import linear  # noqa: E402
-from power_lab.kernels.triton.linear import Shape  # noqa: E402
-from power_lab.kernels.triton.planes import FORMS, DeviceWeight  # noqa: E402
-from tests.kernels.triton.matrices import weight  # noqa: E402
+from power_lab.kernels.quants import QuantType
+from power_lab.kernels.triton import linear
+from power_lab.kernels.triton.linear import Shape
+from power_lab.kernels.triton.planes import FORMS, DeviceWeight
+from tests.kernels.triton.matrices import weight
 
 BF16, Q8_0, Q6_K, Q4_K, Q4_0, Q4_1 = (QuantType[name] for name in ("BF16", "Q8_0", "Q6_K", "Q4_K", "Q4_0", "Q4_1"))
 SHAPES = {  # (N, K, gated)
@@ -106,8 +106,17 @@ def compile_one(job: Job) -> str:
         few = weight(type, 64, k, device="cuda")[0].planes
         parts = tuple(DeviceWeight(type, n, k, few) for _ in range(2 if gated else 1))
         if type == BF16:
-            parts = tuple(DeviceWeight(type, n, k, {"values": torch.empty(n, k, device="cuda", dtype=torch.bfloat16)}) for _ in parts)
-        launch(parts, torch.empty(rows, k, device="cuda", dtype=torch.bfloat16), result(rows, n, gated), linear.Workspace.on("cuda"), s)
+            parts = tuple(
+                DeviceWeight(type, n, k, {"values": torch.empty(n, k, device="cuda", dtype=torch.bfloat16)})
+                for _ in parts
+            )
+        launch(
+            parts,
+            torch.empty(rows, k, device="cuda", dtype=torch.bfloat16),
+            result(rows, n, gated),
+            linear.Workspace.on("cuda"),
+            s,
+        )
     except Exception as error:  # noqa: BLE001
         return f"{type.name} {s}: {error}"[:200]
     return ""
@@ -118,9 +127,23 @@ def compile_all(jobs: list[Job]) -> None:
     kinds: dict[Any, Job] = {}
     for job in jobs:
         type, n, k, gated, rows, s = job
-        chosen = s or (linear.shape(n, k, type, gated, rows) if rows <= linear.NARROW else linear.tiling(rows, n, gated, type in FORMS))
+        chosen = s or (
+            linear.shape(n, k, type, gated, rows)
+            if rows <= linear.NARROW
+            else linear.tiling(rows, n, gated, type in FORMS)
+        )
         depth = s.bk if s else 128
-        kinds.setdefault((type, gated, k % depth == 0, linear.reduction(n, k, gated, type in FORMS)[0], chosen, rows > linear.NARROW), job)
+        kinds.setdefault(
+            (
+                type,
+                gated,
+                k % depth == 0,
+                linear.reduction(n, k, gated, type in FORMS)[0],
+                chosen,
+                rows > linear.NARROW,
+            ),
+            job,
+        )
     with multiprocessing.get_context("spawn").Pool(14) as pool:
         for why in pool.imap_unordered(compile_one, kinds.values()):
             if why:
@@ -132,7 +155,9 @@ def result(rows: int, n: int, gated: bool) -> torch.Tensor:
     return torch.full((rows, n), torch.nan, device="cuda", dtype=torch.bfloat16 if gated else torch.float32)
 
 
-def launch(parts: tuple[DeviceWeight, ...], x: torch.Tensor, out: torch.Tensor, work: linear.Workspace, s: Shape | None) -> None:
+def launch(
+    parts: tuple[DeviceWeight, ...], x: torch.Tensor, out: torch.Tensor, work: linear.Workspace, s: Shape | None
+) -> None:
     if s:
         linear.launch(x, parts, out, work, None, len(parts) - 1, s)
     elif len(parts) > 1:
@@ -150,7 +175,9 @@ class Chain:
         self.nbytes = sum(w.nbytes for w in first)
         self.weights = [tuple(first)]
         for _ in range(min(60, max(2, TOTAL // self.nbytes)) - 1):
-            self.weights.append(tuple(DeviceWeight(w.type, w.rows, w.cols, {a: p.clone() for a, p in w.planes.items()}) for w in first))
+            self.weights.append(
+                tuple(DeviceWeight(w.type, w.rows, w.cols, {a: p.clone() for a, p in w.planes.items()}) for w in first)
+            )
         self.work = linear.Workspace.on("cuda")
         self.inputs = torch.randn(4096, self.k, device="cuda", dtype=torch.bfloat16)
         self.first: torch.Tensor | None = None
@@ -180,7 +207,12 @@ LARGE = [type for type, form in FORMS.items() if form.block == 256]
 
 def check_jobs() -> list[Job]:
     shapes = [(type, n, k) for type in (BF16, *FORMS) for n, k in CHECKED if type not in LARGE or k % 256 == 0]
-    return [(type, n, k, gated, rows, None) for type, n, k in shapes for gated in (False, True) for rows in (1, 32, 64, 128, 300)]
+    return [
+        (type, n, k, gated, rows, None)
+        for type, n, k in shapes
+        for gated in (False, True)
+        for rows in (1, 32, 64, 128, 300)
+    ]
 
 
 def check() -> list[dict[str, Any]]:
@@ -233,19 +265,43 @@ def dense_candidates(name: str) -> list[Shape]:
 def batch_candidates(name: str) -> list[tuple[int, Shape]]:
     """For 32 to 128 rows."""
     gated = SHAPES[name][2]
-    tiles = [(64, 128, 4, 3), (64, 64, 4, 4), (64, 64, 4, 6), (128, 64, 8, 4), (128, 64, 4, 4), (64, 128, 8, 3), (128, 64, 8, 3)]
+    tiles = [
+        (64, 128, 4, 3),
+        (64, 64, 4, 4),
+        (64, 64, 4, 6),
+        (128, 64, 8, 4),
+        (128, 64, 4, 4),
+        (64, 128, 8, 3),
+        (128, 64, 8, 3),
+    ]
     tiles += [] if gated else [(64, 128, 4, 4), (128, 128, 8, 3)]
     return [(rows, Shape(bk, bn, rows, w, s, 8)) for rows in (32, 64, 128) for bn, bk, w, s in tiles]
 
 
-def stored_candidates(type: QuantType) -> list[Shape]:
-    tiles = [(256, 64, 4, 2), (256, 64, 4, 3), (128, 64, 4, 3), (256, 128, 8, 2), (256, 128, 8, 3), (128, 128, 8, 3), (128, 128, 8, 4)]
-    return [Shape(bk, bn, 16, w, s) for bk, bn, w, s in tiles]
+def stored_candidates(type: QuantType, name: str) -> list[Shape]:
+    tiles = [
+        (256, 64, 4, 2),
+        (256, 64, 4, 3),
+        (128, 64, 4, 3),
+        (256, 128, 8, 2),
+        (256, 128, 8, 3),
+        (128, 128, 8, 3),
+        (128, 128, 8, 4),
+    ]
+    depths = [
+        bk for bk in (128, 256) if bk >= FORMS[type].depth and (bk == FORMS[type].depth or SHAPES[name][1] % bk == 0)
+    ]
+    return [Shape(bk, bn, 16, w, s) for bk, bn, w, s in tiles if bk in depths]
 
 
 def stored_cases() -> list[tuple[QuantType, str]]:
     eight = [(type, name) for type in (Q8_0, Q6_K, Q4_K, Q4_0) for name in ("8b qkv", "8b o", "8b gu", "8b down")]
-    return [*eight, *((Q4_1, name) for name in ("sm qkv", "sm o", "sm gu", "sm down")), (Q4_1, "sm head"), (Q8_0, "ge head")]
+    return [
+        *eight,
+        *((Q4_1, name) for name in ("sm qkv", "sm o", "sm gu", "sm down")),
+        (Q4_1, "sm head"),
+        (Q8_0, "ge head"),
+    ]
 
 
 def times(cases: list[tuple[QuantType, str, list[tuple[int, Shape | None]]]], rate: float) -> list[dict[str, Any]]:
@@ -260,7 +316,9 @@ def times(cases: list[tuple[QuantType, str, list[tuple[int, Shape | None]]]], ra
                 print("failed", type.name, name, rows, s, str(error)[:100], flush=True)
                 continue
             found.append((rows, t, s))
-            records.append({"type": type.name, "shape": name, "rows": rows, "us": round(t * 1e6, 2), "launch": s and astuple(s)})
+            records.append(
+                {"type": type.name, "shape": name, "rows": rows, "us": round(t * 1e6, 2), "launch": s and astuple(s)}
+            )
         floor = chain.nbytes / rate
         print(f"{type.name:5s} {name:8s} floor {floor * 1e6:6.2f}", end=" |")
         for rows in sorted({rows for rows, _, _ in found}):
@@ -287,14 +345,16 @@ def cases_of(what: str) -> list[tuple[QuantType, str, list[tuple[int, Shape | No
         many = [name for name in SHAPES if name[:2] in ("8b", ".6") and "head" not in name]
         return swept + [(BF16, name, batch_candidates(name)) for name in many]
     if what == "stored":
-        return [(type, name, [(1, s) for s in stored_candidates(type)]) for type, name in stored_cases()]
+        return [(type, name, [(1, s) for s in stored_candidates(type, name)]) for type, name in stored_cases()]
     if what == "table":
         rows = (1, 8, 16, 32, 64, 128)
         eight = [name for name in SHAPES if name[:2] == "8b" and "head" not in name]
         return [(BF16, name, [(r, None) for r in rows]) for name in SHAPES] + [
             (type, name, [(r, None) for r in (1, 16)]) for type in (Q8_0, Q6_K, Q4_K, Q4_0) for name in eight
         ]  # fmt: skip
-    plain: list[Any] = [(BF16, name, [(r, None) for r in (512, 4096)]) for name in SHAPES if name[:2] == "8b" and "head" not in name]
+    plain: list[Any] = [
+        (BF16, name, [(r, None) for r in (512, 4096)]) for name in SHAPES if name[:2] == "8b" and "head" not in name
+    ]
     return plain + [(type, "8b gu", [(r, None) for r in (512, 4096)]) for type in (Q4_K, Q8_0)]
 
 

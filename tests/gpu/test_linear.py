@@ -84,7 +84,7 @@ def test_every_row_count_gives_the_same_bits(type: QuantType, work: Workspace) -
 @pytest.mark.parametrize("type", list(FORMS))
 def test_stored_codes_give_the_bits_of_their_values(type: QuantType, work: Workspace) -> None:
     """As bf16: whatever unpacks them, and whatever tiles either is computed in."""
-    for n, k in ((1024, 1024), (576, 1536)):
+    for n, k in ((1024, 512), (6000, 512)):  # whose sums are cut alike
         stored, plain = [], []
         for seed in range(2):
             one, values = weight(type, n, k, seed, device="cuda")

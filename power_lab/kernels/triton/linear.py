@@ -69,7 +69,7 @@ class Shape:
         bk: depth of a step.
         bn, bm: columns and rows of a tile.
         warps, stages: of a program, and steps whose loads are in flight.
-        ahead: cache lines of each column that are fetched before the kernel ahead has ended.
+        ahead: cache lines of each column, or tiles of codes, that are fetched before the kernel ahead has ended.
     """
 
     bk: int
@@ -86,23 +86,25 @@ def shape(columns: int, cols: int, type: QuantType, gated: bool, rows: int) -> S
     bm = next(most for most in (16, 32, 64, NARROW) if rows <= most)
     if type in FORMS:
         return _stored_shape(columns, cols, FORMS[type].depth, gated, bm)
-    splits, _ = reduction(columns, cols, gated, False)
+    large = columns > 16384  # as of logits: programs enough to keep the memory busy without a look ahead
     if bm == 16:
-        if columns > 16384:  # programs enough to keep the memory busy without a long look ahead
-            return Shape(128, 64, bm, 4, 3)
-        return Shape(128, 64, bm, 4, 4 if gated or splits > 2 else 6, 8)
+        return Shape(128, 64, bm, 4, 3 if large else 4 if gated or cols >= 8192 else 6, 0 if large else 8)
     if gated:
         return Shape(64, 128, bm, 8, 4, 8) if bm == 128 and columns > 4096 else Shape(64, 64, bm, 4, 6, 8)
-    if bm >= 64 and cols >= 8192:
-        return Shape(128, 64, bm, 8, 3, 8) if bm == 64 else Shape(64, 128, bm, 8, 4, 8)
-    return Shape(128, 64, bm, 4, 4, 8)
+    if bm == 128 and cols >= 8192:
+        return Shape(64, 128, bm, 8, 4, 8)
+    return Shape(128, 64, bm, 4, 3 if bm == 64 and (large or cols >= 8192) else 4, 8)
 
 
 def _stored_shape(columns: int, cols: int, depth: int, gated: bool, bm: int) -> Shape:
-    """Two tiles a step where K has them, since a step's own cost counts beside what unpacks them; eight warps share the rows of a tile."""
-    deep = 256 if bm == 16 and cols % 256 == 0 else depth
-    stages = 2 if deep == 256 and bm > 16 else 3
-    return Shape(deep, 64, bm, 4, stages) if gated or bm > 16 else Shape(deep, 128, bm, 8, stages)
+    """As `shape`, of stored codes. In narrow products eight warps share the rows of a tile and leave fewer sums to add."""
+    if bm > 16:
+        return Shape(depth, 64, bm, 4, 2 if depth == 256 and bm == 128 else 3)
+    if gated or columns > 16384:
+        return Shape(depth, 64, bm, 4, 3)
+    if columns > 4096 and cols % 256 == 0:
+        return Shape(256, 64, bm, 4, 2, 2)
+    return Shape(depth, 128, bm, 8, 3, 2)
 
 
 def reduction(columns: int, cols: int, gated: bool, stored: bool) -> tuple[int, int]:
@@ -277,7 +279,9 @@ def _launch_panels(
     for weight in weights[:1] if activation else weights:
         for first in range(0, weight.rows, most):
             count = min(most, weight.rows - first)
-            one, two = (panel[at * cols : (at + count) * cols].view(count, cols) for at in (0, count if activation else 0))
+            one, two = (
+                panel[at * cols : (at + count) * cols].view(count, cols) for at in (0, count if activation else 0)
+            )
             _spread(weight, first, one)
             if activation:
                 _spread(weights[1], first, two)

@@ -99,10 +99,14 @@ def _sum(
             for half in tl.static_range(BK // FORM.tile):
                 depth = k + half * FORM.tile
                 x = _x(X, r, rm, K, depth, FORM.tile, EVEN)
-                w = unpack.tile(one, stored, depth, half % (FORM.depth // FORM.tile), n, nm, N, BN, FORM, POLICY, INTERPRET)
+                w = unpack.tile(
+                    one, stored, depth, half % (FORM.depth // FORM.tile), n, nm, N, BN, FORM, POLICY, INTERPRET
+                )
                 acc = dot(w, x, acc, INTERPRET)
                 if GATED:
-                    w = unpack.tile(two, stored2, depth, half % (FORM.depth // FORM.tile), n, nm, N, BN, FORM, POLICY, INTERPRET)
+                    w = unpack.tile(
+                        two, stored2, depth, half % (FORM.depth // FORM.tile), n, nm, N, BN, FORM, POLICY, INTERPRET
+                    )
                     beside = dot(w, x, beside, INTERPRET)
             if FORM.sub > 0:
                 stored = next_stored
@@ -130,11 +134,15 @@ def _store(Out, Bias, acc, beside, at, column, mask, ACTIVATION: tl.constexpr, B
 
 
 @triton.jit
-def _ahead(weight, n, N, K, first, LINES: tl.constexpr, PDL: tl.constexpr):
-    """Bring the first LINES cache lines of each of these rows into the L2 cache, from depth `first` on. Plain values."""
-    n = tl.minimum(n, N - 1)
-    k = tl.minimum(first + tl.arange(0, LINES) * 64, K - 1)
-    chain.prefetch(weight + n.to(tl.int64)[:, None] * K + k[None, :], PDL)
+def _ahead(weight, n, N, K, first, FORM: tl.constexpr, COUNT: tl.constexpr, PDL: tl.constexpr):
+    """Bring what these rows hold from depth `first` on into the L2 cache: COUNT lines of plain values, or the words of COUNT tiles."""
+    n = tl.minimum(n, N - 1).to(tl.int64)[:, None]
+    if FORM is None:
+        k = tl.minimum(first + tl.arange(0, COUNT) * 64, K - 1)
+        chain.prefetch(weight[0] + n * K + k[None, :], PDL)
+    else:
+        t = tl.minimum(first // FORM.tile + tl.arange(0, COUNT), (K - 1) // FORM.tile).to(tl.int64)
+        chain.prefetch(weight[0] + (t[None, :] * N + n) * FORM.words, PDL)
 
 
 @triton.jit(do_not_specialize=["R"])
@@ -177,10 +185,10 @@ def product(
     out_column = column + n[:, None]
     at = r.to(tl.int64)[None, :] * pitch + out_column
     split = tl.program_id(1)
-    if AHEAD > 0 and FORM is None:
-        _ahead(one[0], n, N, K, split * span, AHEAD, PDL)
+    if AHEAD > 0:
+        _ahead(one, n, N, K, split * span, FORM, AHEAD, PDL)
         if GATED:
-            _ahead(two[0], n, N, K, split * span, AHEAD, PDL)
+            _ahead(two, n, N, K, split * span, FORM, AHEAD, PDL)
     chain.wait(PDL)
     first_k, end = split * span, tl.minimum(K, (split + 1) * span)
     acc, beside = _sum(X, one, two, n, nm, N, r, rm, K, first_k, end, FORM, BN, BM, BK, EVEN, GATED, POLICY, INTERPRET)

@@ -44,8 +44,8 @@ def word_of(book: tuple[int, ...], at: int) -> int:
 def assembly(form: Form, half: int) -> str:
     """PTX that turns two words into as many pairs of bf16 as a word has fields.
 
-    Operands: the pairs; two words (and their bytes of `high` as 16 bits each, of tile `half` of a step); the scales of the codes' groups, each
-    twice, once for either word, which share them; where `fused` offsets -(base + zero) * scale in the same way; where affine minima.
+    Operands: the pairs; two words (and their bytes of `high` as 16 bits each, of tile `half` of a step); the scales of the codes' groups,
+    each twice, once for either word, which share them; where `fused` offsets -(base + zero) * scale in the same way; where affine minima.
     """
     inputs = iter(f"${i}" for i in range(form.fields, 64))
     count = scales_of_pair(form)
@@ -283,7 +283,9 @@ def _pairs(inputs, HALF: tl.constexpr, FORM: tl.constexpr):
     """bf16 [BN, words] of each field."""
     ASM: tl.constexpr = assembly(FORM, HALF)
     if FORM.fields == 2:
-        return tl.inline_asm_elementwise(ASM, constraints(FORM), inputs, dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=2)
+        return tl.inline_asm_elementwise(
+            ASM, constraints(FORM), inputs, dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=2
+        )
     elif FORM.fields == 4:
         return tl.inline_asm_elementwise(
             ASM, constraints(FORM), inputs, dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16), is_pure=True, pack=2
@@ -291,7 +293,8 @@ def _pairs(inputs, HALF: tl.constexpr, FORM: tl.constexpr):
     else:
         return tl.inline_asm_elementwise(
             ASM, constraints(FORM), inputs,
-            dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16), is_pure=True, pack=2,
+            dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
+            is_pure=True, pack=2,
         )  # fmt: skip
 
 

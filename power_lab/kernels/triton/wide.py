@@ -74,7 +74,7 @@ def wide(
             acc, _ = _sums(X, one, two, column, row, s * span, last, BN, BM, BK, False, INTERPRET)
             if s > 0:
                 acc += tl.load(out, mask=mask, other=0.0)
-            if BIASED:
+            if BIASED:  # noqa: SIM102  one is a constant
                 if s == SPLITS - 1:
                     acc += tl.load(Bias + n, mask=n < N, other=0.0)
             tl.store(out, acc, mask=mask)

@@ -38,9 +38,9 @@ def compiled(
     s = linear.shape(columns, cols, type, activation > 0, rows)
     weights = tuple(signature(type) for _ in range(2 if activation else parts))
     constants = {
-        "FORM": linear.form(type), "BN": s.bn, "BM": s.bm, "BK": s.bk, "SPLITS": linear.reduction(columns, cols, activation > 0, type in FORMS)[0], "ACTIVATION": activation,
-        "BIASED": False, "EVEN": cols % s.bk == 0, "STREAM": rows <= s.bm, "BAND": linear.BAND, "AHEAD": s.ahead, "PDL": True,
-        "INTERPRET": False,
+        "FORM": linear.form(type), "BN": s.bn, "BM": s.bm, "BK": s.bk,
+        "SPLITS": linear.reduction(columns, cols, activation > 0, type in FORMS)[0], "ACTIVATION": activation, "BIASED": False,
+        "EVEN": cols % s.bk == 0, "STREAM": rows <= s.bm, "BAND": linear.BAND, "AHEAD": s.ahead, "PDL": True, "INTERPRET": False,
     }  # fmt: skip
     types: dict[str, object] = {
         "X": "*bf16", "weights": weights, "Out": "*bf16" if activation else "*fp32", "Bias": "*fp32", "Partials": "*fp32",
@@ -53,7 +53,9 @@ def compiled(
     )
     options = {"num_warps": s.warps, "num_stages": s.stages, "enable_fp_fusion": False, "launch_pdl": True}
     kernel = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-    assert s.bn < 64 or "wgmma.mma_async" in kernel.asm["ptx"], f"{type.name} {s}: not the matrix unit's own instructions"
+    assert s.bn < 64 or "wgmma.mma_async" in kernel.asm["ptx"], (
+        f"{type.name} {s}: not the matrix unit's own instructions"
+    )
     return resources(kernel)
 
 
@@ -89,13 +91,14 @@ def main() -> None:
             print("shared bytes, registers, stack bytes:", *compiled(type, rows, columns, cols, activation))
         return
     for case in (
-        (4096, 512, 1, 0, False), (1024, 512, 1, 1, False), (4096, 4096, 4, 0, False), (6144, 4096, 1, 0, False), (12288, 4096, 1, 1, False),
-        (4096, 4096, 8, 0, True), (12288, 4096, 4, 1, True),
+        (4096, 512, 1, 0, False), (1024, 512, 1, 1, False), (4096, 4096, 4, 0, False), (6144, 4096, 1, 0, False),
+        (12288, 4096, 1, 1, False), (4096, 4096, 8, 0, True), (12288, 4096, 4, 1, True),
     ):  # fmt: skip
         shared, registers, stack = compiled_wide(*case)
         print("wide", case, shared, registers, stack, flush=True)
         assert shared <= SHARED, f"wide {case}: {shared} bytes of shared memory"
-        assert stack <= (256 if case[2] > 1 and not case[4] else 0), f"wide {case}: {stack} bytes of registers spilled"  # between splits alone
+        between = 256 if case[2] > 1 and not case[4] else 0  # splits, where sums are read back
+        assert stack <= between, f"wide {case}: {stack} bytes of registers spilled"
     for type in (QuantType.BF16, *FORMS):
         cases = [(16, 12288, 4096, 1, 1), (128, 4096, 4096, 0, 1)]
         if type in (QuantType.BF16, QuantType.Q4_K):

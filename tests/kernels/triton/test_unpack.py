@@ -89,7 +89,9 @@ def test_pairs_are_the_stored_values_rounded_once(type: QuantType) -> None:
             groups = at // form.group + np.arange(unpack.scales_of_pair(form))
             inputs += [bits(s) for s in scales[row, groups].repeat(2)]
             if unpack.fused(form):
-                inputs += [bits(s * np.float32(-(unpack.base(form) + form.zero))) for s in scales[row, groups].repeat(2)]
+                inputs += [
+                    bits(s * np.float32(-(unpack.base(form) + form.zero))) for s in scales[row, groups].repeat(2)
+                ]
             if form.affine:
                 inputs += [bits(m) for m in minima[row, groups].repeat(2)]
             registers = {f"${form.fields + i}": number for i, number in enumerate(inputs)}
