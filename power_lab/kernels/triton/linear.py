@@ -30,8 +30,13 @@ NONE, SILU, GELU_TANH = range(3)
 ACTIVATIONS: dict[Activation, int] = {"silu": SILU, "gelu_tanh": GELU_TANH}
 BAND = 8  # row tiles that are worked on side by side, so that their weights come from the cache
 DEEPEST = 256  # the deepest step of any product; a split is a whole number of them
-NARROW = 128  # rows from which on tiles come through the copy engine, and stored codes are unpacked once for all
-PARTIALS, COUNTERS, MIXED = 1 << 24, 1 << 16, 1 << 22
+NARROW = 128  # rows; tiles of more come through the copy engine, and stored codes are unpacked once for all of them
+PROGRAMS = 512  # of a product of stored codes, so that their loads and sums overlap: about four to a multiprocessor
+PARTIALS, COUNTERS, MIXED = (
+    1 << 24,
+    1 << 16,
+    1 << 22,
+)  # sums of NARROW rows and two times PROGRAMS tiles of 64 columns, gated
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,12 +115,11 @@ def _stored_shape(columns: int, cols: int, depth: int, gated: bool, bm: int) -> 
 def reduction(columns: int, cols: int, gated: bool, stored: bool) -> tuple[int, int]:
     """(splits of K, depth of each): so many that a decode step draws on every memory channel, each long enough to be worth its sum.
 
-    They decide a product's bits; rows are not asked. Stored codes are unpacked by what draws on them, so they need more programs: four
-    to a multiprocessor. Gated products of plain values have columns enough.
+    They decide a product's bits; rows are not asked. What draws on stored codes unpacks them as well, so they need more programs. Gated products of plain values have columns enough.
     """
     tiles, splits = -(-columns // 64), 1
     if stored:
-        while tiles * splits < 512 and cols // (2 * splits) >= 512:
+        while tiles * splits < PROGRAMS and cols // (2 * splits) >= 512:
             splits *= 2
     elif gated:
         splits = 1

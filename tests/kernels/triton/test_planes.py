@@ -9,7 +9,7 @@ from power_lab.kernels.dequantise import dequantise
 from power_lab.kernels.layouts import IQ4_LEVELS, LAYOUTS
 from power_lab.kernels.probe import random_blocks
 from power_lab.kernels.quants import GEOMETRY, QuantType, row_bytes
-from power_lab.kernels.triton.planes import FORMS, repack
+from power_lab.kernels.triton.planes import FORMS, SMALL, at_load, repack
 
 
 def codes_of(type: QuantType, planes: dict[str, np.ndarray], cols: int) -> np.ndarray:
@@ -95,6 +95,20 @@ def test_large_matrices_are_repacked_in_pieces() -> None:
 def test_plain_values_stay(type: QuantType) -> None:
     stored = random_blocks(type, 3, 24, np.random.default_rng(0))
     assert repack(type, 3, 24, stored)["values"].tobytes() == stored.tobytes()
+
+
+def test_small_matrices_are_held_as_values_and_large_ones_as_planes() -> None:
+    rows, cols = SMALL // 1024, 1024
+    stored = random_blocks(QuantType.Q4_K, rows + 1, cols, np.random.default_rng(0))
+    held, parts = at_load(QuantType.Q4_K, rows, cols, stored[:rows])
+    assert held == QuantType.F32
+    assert np.array_equal(parts["values"], dequantise(stored[:rows], QuantType.Q4_K, cols))
+    held, parts = at_load(QuantType.Q4_K, rows + 1, cols, stored)
+    assert held == QuantType.Q4_K
+    assert "values" not in parts
+    assert at_load(QuantType.F16, 1, 8, np.zeros((1, 8), np.float16))[0] == QuantType.F16
+    with pytest.raises(ValueError, match="17 bytes are not 1 rows of 32 Q4_0"):
+        at_load(QuantType.Q4_0, 1, 32, np.zeros(17, np.uint8))
 
 
 def test_what_is_no_such_matrix_is_refused() -> None:
