@@ -115,7 +115,8 @@ def _stored_shape(columns: int, cols: int, depth: int, gated: bool, bm: int) -> 
 def reduction(columns: int, cols: int, gated: bool, stored: bool) -> tuple[int, int]:
     """(splits of K, depth of each): so many that a decode step draws on every memory channel, each long enough to be worth its sum.
 
-    They decide a product's bits; rows are not asked. What draws on stored codes unpacks them as well, so they need more programs. Gated products of plain values have columns enough.
+    They decide a product's bits; rows are not asked. What draws on stored codes unpacks them as well, so they need more programs. Gated
+    products of plain values have columns enough.
     """
     tiles, splits = -(-columns // 64), 1
     if stored:
