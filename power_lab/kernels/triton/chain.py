@@ -19,6 +19,7 @@ import torch
 import triton
 import triton.language as tl
 from triton.language.extra import cuda
+from triton.runtime.driver import driver
 
 
 @triton.jit
@@ -51,6 +52,12 @@ def prefetch(pointers, PDL: tl.constexpr):
 
 @lru_cache(maxsize=64)
 def options(device: torch.device) -> dict[str, bool]:
-    """Launch arguments that put a kernel of this device into the chain, or leave it out where that cannot be."""
-    able = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+    """Launch arguments that put a kernel of this device into the chain, or leave it out where that cannot be.
+
+    On torch's `meta` device nothing is launched: kernels are named as Triton's target would have them.
+    """
+    if device.type == "meta":
+        able = driver.active.get_current_target().arch >= 90
+    else:
+        able = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
     return {"PDL": True, "launch_pdl": True} if able else {"PDL": False}

@@ -120,6 +120,11 @@ class DeviceWeight:
         return sum(plane.numel() * plane.element_size() for plane in self.planes.values())
 
 
+def held(type: QuantType, rows: int, cols: int) -> QuantType:
+    """What a device holds a stored matrix as: its own type, or bf16 if it has no blocks or is small."""
+    return QuantType.BF16 if type in _PLAIN or rows * cols <= SMALL else type
+
+
 def at_load(type: QuantType, rows: int, cols: int, host: np.ndarray) -> tuple[QuantType, dict[str, np.ndarray]]:
     """What a device holds of a stored matrix, and its type there: planes, or for a small one its values f32 [N, K], to be rounded to bf16.
 
@@ -129,7 +134,7 @@ def at_load(type: QuantType, rows: int, cols: int, host: np.ndarray) -> tuple[Qu
     Raises:
         ValueError: as `repack`.
     """
-    if type in _PLAIN or rows * cols > SMALL:
+    if type in _PLAIN or held(type, rows, cols) == type:
         return type, repack(type, rows, cols, host)
     pitch = row_bytes(type, cols)
     raw = np.ascontiguousarray(host).view(np.uint8).reshape(-1)

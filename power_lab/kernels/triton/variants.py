@@ -1,0 +1,185 @@
+"""Compiled variants of kernels: found without a GPU by running the engine on arrays without memory, and compiled ahead of their first launch.
+
+A process that has made `Variants` has, for Triton, a GPU of the capability that it was told, and launches nothing: a launch only says which
+variant it would take. What such a launch names is what a real one names, since Triton asks an argument for its type, for
+divisibility by 16 and whether it is 1: arrays on torch's `meta` device have the types and shapes, and the offsets from an aligned start.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+from triton import AsyncCompileMode
+from triton.backends.compiler import GPUTarget
+from triton.runtime.driver import driver
+
+from power_lab.kernels.ops import Array, Fetched, Graph, Staging, Weight
+from power_lab.kernels.quants import QuantType, row_bytes
+from power_lab.kernels.triton import linear, planes, sample
+from power_lab.kernels.triton.ops import TritonOps
+
+META = torch.device("meta")
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One kernel as it is compiled for some of its arguments.
+
+    Attributes:
+        key: the name of its folder in Triton's cache.
+        compile: compiles it into that cache, unless it is there.
+    """
+
+    key: str
+    compile: Callable[[], Any]
+
+
+class Variants(AsyncCompileMode):
+    """What launches inside of this context would compile, in the order in which they first come. They do nothing else.
+
+    Args:
+        capability: the GPU's compute capability, as 90.
+    """
+
+    def __init__(self, capability: int) -> None:
+        super().__init__(None)  # type: ignore[arg-type]
+        self._found: dict[str, Variant] = {}
+        driver.set_active(_Absent(GPUTarget("cuda", capability, 32)))  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[Variant]:
+        return iter(self._found.values())
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def submit(self, key: str, compile_fn: Callable[[], Any], finalize_fn: Callable[[Any], None]) -> Any:  # noqa: ANN401
+        """Triton's call where it would compile. What it gets is what it takes for the kernel at this launch and the later ones."""
+        name = base64.b32encode(hashlib.sha256(key.encode()).digest()).decode().rstrip("=")
+        self._found.setdefault(name, Variant(name, compile_fn))
+        kernel = _Unlaunched()
+        finalize_fn(kernel)
+        return kernel
+
+
+class _Unlaunched:
+    """A compiled kernel whose launch does nothing."""
+
+    function = packed_metadata = None
+
+    def launch_metadata(self, *_: object) -> None: ...
+
+    def run(self, *_: object) -> None: ...
+
+
+class _Absent:
+    """Triton's driver of a GPU that is not there."""
+
+    def __init__(self, target: GPUTarget) -> None:
+        self._target = target
+
+    def get_current_target(self) -> GPUTarget:
+        return self._target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+class DryOps(TritonOps):
+    """`TritonOps` on arrays without memory: every operation goes as far as its launches, and computes nothing. Whatever it gives to the
+    host is 0."""
+
+    def __init__(self) -> None:
+        self.device = META
+        self._products: linear.Workspace | None = None
+        self._scratch = torch.empty(0, dtype=torch.float32, device=META)
+        self._retired: list[torch.Tensor | sample.Scratch] = []
+        self._sampling: sample.Scratch | None = None
+
+    def digest(self) -> str:
+        return ""
+
+    def reasons(self) -> tuple[str, ...]:
+        return ("nothing is computed",)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def asarray(self, host: np.ndarray) -> Array:
+        return torch.from_numpy(np.ascontiguousarray(host)).to(META)
+
+    def tohost(self, array: Array) -> np.ndarray:
+        return _zeros(array).numpy()
+
+    def staging(self, raw: Array) -> Staging:
+        return _Unsent(np.zeros(raw.shape, np.uint8))
+
+    def fetch(self, *arrays: Array) -> Fetched:
+        return _Nothing(tuple(map(self.tohost, arrays)))
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        yield
+
+    def wait(self) -> None:
+        """Nothing runs."""
+
+    def free_bytes(self) -> int | None:
+        return None
+
+    def weight(self, type: QuantType, rows: int, cols: int, host: np.ndarray) -> Weight:
+        """As `TritonOps.weight` of a matrix of that shape; `host` is not read."""
+        type = QuantType(type)
+        if planes.held(type, rows, cols) == QuantType.BF16:
+            values = torch.empty((rows, cols), dtype=torch.bfloat16, device=META)
+            return Weight(type, rows, cols, planes.DeviceWeight(QuantType.BF16, rows, cols, {"values": values}))
+        one = planes.repack(type, 1, cols, np.zeros(row_bytes(type, cols), np.uint8))
+        parts = {
+            name: torch.empty((len(part), rows, *part.shape[2:]), dtype=torch.from_numpy(part).dtype, device=META)
+            for name, part in one.items()
+        }
+        return Weight(type, rows, cols, planes.DeviceWeight(type, rows, cols, parts))
+
+    def capture(self, forward: Callable[[], Array]) -> tuple[Graph, Array] | None:
+        """None: what would be captured was run before."""
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Unsent:
+    memory: np.ndarray
+
+    def open(self) -> np.ndarray:
+        return self.memory
+
+    def send(self, nbytes: int) -> None:
+        """Nobody receives it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Nothing:
+    hosts: tuple[np.ndarray, ...]
+    seconds: float = 0.0
+
+    def get(self) -> tuple[np.ndarray, ...]:
+        return self.hosts
+
+
+def _zeros(array: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(array.shape, dtype=torch.float32 if array.dtype == torch.bfloat16 else array.dtype)
+
+
+def cache_folder() -> Path:
+    """Where Triton keeps what it compiled."""
+    return Path(triton.knobs.cache.dir)
