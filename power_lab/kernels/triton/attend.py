@@ -188,24 +188,9 @@ def _sweep(
     for tile in tl.range(first, last):
         page, following = following, tl.load(table + tl.minimum(tile + 1, last - 1))  # early: nothing waits for it
         m, sums, part = tile_of(
-            q,
-            paged,
-            page,
-            tile,
-            rules,
-            m,
-            sums,
-            part,
-            D,
-            WIDTH,
-            VALUES,
-            PAGE,
-            KV_HEADS,
-            MASKED,
-            WINDOWED,
-            CAPPED,
-            INTERPRET,
-        )
+            q, paged, page, tile, rules, m, sums, part,
+            D, WIDTH, VALUES, PAGE, KV_HEADS, MASKED, WINDOWED, CAPPED, INTERPRET,
+        )  # fmt: skip
         if (tile + 1) % TILES == 0:
             peak, total, acc = _fold(peak, total, acc, m, sums, part)
             m, sums, part = afresh(sums, part, M, VALUES, TILES)

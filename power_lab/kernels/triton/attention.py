@@ -33,15 +33,10 @@ FEW = 64  # rows up to which splits are shared out
 PROGRAMS = 264  # that share them: two for each multiprocessor of an H200
 VALUES = 128  # columns of values that a program takes at most: more would not fit into its registers
 COUNTERS = 8192  # words at the start of scratch: of a group's splits, how many are done
-SCRATCH = (
-    1 << 26
-)  # f32 values that splits' results may take; where a table is too wide for that, no splits are shared out
+SCRATCH = 1 << 26  # f32 values that splits' results may take: where a table is too wide for that, none are shared out
 FOLDED = 32  # splits of a table up to which those of a single row are folded by the program that is last
 LISTED = 1024  # rows that the list's maker reads at a time
-AHEAD, APART_AHEAD = (
-    8,
-    32,
-)  # splits that are read ahead of their fold, where there are so many: by programs of attention, by others
+AHEAD, APART_AHEAD = 8, 32  # splits that are read ahead of their fold: by programs of attention, by others
 LOG2E = math.log2(math.e)
 INTERPRET = triton.knobs.runtime.interpret  # bf16 arithmetic is broken in the interpreter, which computes in f32
 
@@ -146,18 +141,9 @@ def attention(
     factors = (2 * LOG2E * scale / softcap, LOG2E * softcap) if capped else (LOG2E * scale, 0.0)
     source = (qkv.view(torch.bfloat16), batch.positions, batch.table_of, batch.tables, temperature, keys, values, out)
     sizes = (
-        q_heads,
-        kv_heads,
-        dim,
-        width,
-        min(width, VALUES),
-        BLOCK,
-        keys_of_split // BLOCK,
-        LINES,
-        cut.heads,
-        cut.rows,
-        cut.head_blocks,
-    )
+        q_heads, kv_heads, dim, width, min(width, VALUES), BLOCK, keys_of_split // BLOCK,
+        LINES, cut.heads, cut.rows, cut.head_blocks,
+    )  # fmt: skip
     if cut.programs == 0:
         groups = scratch[COUNTERS:].view(torch.int32)
         items = triton.cdiv(rows, cut.rows) + min(batch.tables.shape[0], rows)

@@ -46,24 +46,9 @@ def _stretch(
     for tile in tl.range(first, last):
         page, following = following, tl.load(table + tl.minimum(tile + 1, last - 1))  # early: nothing waits for it
         m, sums, part = tile_of(
-            q,
-            paged,
-            page,
-            tile,
-            rules,
-            m,
-            sums,
-            part,
-            D,
-            WIDTH,
-            VALUES,
-            PAGE,
-            KV_HEADS,
-            MASKED,
-            WINDOWED,
-            CAPPED,
-            INTERPRET,
-        )
+            q, paged, page, tile, rules, m, sums, part,
+            D, WIDTH, VALUES, PAGE, KV_HEADS, MASKED, WINDOWED, CAPPED, INTERPRET,
+        )  # fmt: skip
         if ((tile + 1) % TILES == 0) & (tile + 1 < end):
             _leave(to, paged[3], parts, stats, splits, tile // TILES, m, sums, part, WIDTH, VALUES)
             m, sums, part = afresh(sums, part, M, VALUES, TILES)
@@ -142,8 +127,8 @@ def _shares(
 
 @triton.jit
 def _item(at, stop, tiles, shares, TILES: tl.constexpr):
-    """What lies at place `at` of all tiles of all units: the unit, first row and 1 past the last of the group, where its tiles begin and how
-    many they are, and which of its splits, of those before place `stop`, begin here."""
+    """What lies at place `at` of all tiles of all units: the unit, first row and 1 past the last of the group, where its tiles begin and
+    how many they are, and which of its splits, of those before place `stop`, begin here."""
     row, ends, begins, sizes = shares
     unit = at // tiles
     offset = at - unit * tiles
@@ -189,7 +174,7 @@ def attend_few(
     work = tiles.to(tl.int64) * UNITS
     at = (work * tl.program_id(0) // tl.num_programs(0)).to(tl.int32)
     stop = (work * (tl.program_id(0) + 1) // tl.num_programs(0)).to(tl.int32)
-    if PDL:
+    if PDL:  # noqa: SIM102 (a constant, so that the branch is compiled or left out)
         if at < stop:  # the first split's pages are called while the kernel before ends
             unit, first, end, begin, size, from_split, to_split = _item(at, stop, tiles, shares, TILES)
             low = tl.maximum(tl.load(positions + first) + 1 - window, 0) if WINDOWED else 0
