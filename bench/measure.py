@@ -184,6 +184,7 @@ class Bench:
         """What a step's seconds amount to, and its graph's alone."""
         context = self._prompt + self._count // 2
         read = step_bytes(self.loaded.model.spec, self.loaded.model.weights, batch, context)
+        launch = statistics.median(self.spy.launches)
         alone: list[float] = []
         self._in_a_step(batch, drafts, lambda graph: alone.append(self.spy.graph_seconds(self.device, graph)))
         return {
@@ -194,6 +195,7 @@ class Bench:
             "floor_fraction": round(self.stored / step / self._copy_rate, 4),
             "graph_ms": round(alone[0] * 1e3, 4),
             "busy": round(alone[0] / step, 4),
+            "launch_ms": round(launch * 1e3, 4),
         }
 
     def _in_a_step(self, batch: int, drafts: int, look: Callable[[Graph], None]) -> None:

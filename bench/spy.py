@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+import time
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -39,6 +40,9 @@ class Spy:
 
     Args:
         ops: the table that does the work.
+
+    Attributes:
+        launches: seconds of the host's time that the last replays took to be launched.
     """
 
     def __init__(self, ops: Ops) -> None:
@@ -47,6 +51,7 @@ class Spy:
         self._of: dict[int, list[Call]] = {}
         self._replays: Counter[Graph] = Counter()
         self._hook: tuple[int, Callable[[Graph], None]] | None = None
+        self.launches: deque[float] = deque(maxlen=100)
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._ops, name)
@@ -75,7 +80,9 @@ class Spy:
         if self._hook is not None and self._replays[graph] == self._hook[0]:
             (_, hook), self._hook = self._hook, None
             hook(graph)
+        begun = time.perf_counter()
         self._ops.replay(graph)
+        self.launches.append(time.perf_counter() - begun)
 
     def on_replay(self, count: int, hook: Callable[[Graph], None]) -> None:
         """Call `hook` once, when some graph is replayed for the count-th time from now: only then do its arrays hold what belongs to it."""
