@@ -11,8 +11,8 @@ a name from `lab.models()`. Cases, each of which can be asked for alone:
 
 `floor_fraction` of decoding is the rate at which the weights' stored bytes pass, of prefill its operations, over copy bandwidth and matrix
 rate measured in the same run. `read_fraction` counts what a step really reads: the multiplied matrices and the KV. `graph_ms` is the step's
-graph alone, replayed without the host, `busy` its share of the step, `launch_ms` the host's time to launch it; `device_ms` is the engine's own count of a step on the device. Figures
-are medians. With wrong bits or no parity nothing is measured and the exit status is 1.
+graph alone, replayed without the host, `busy` its share of the step, `launch_ms` the host's time to launch it; `device_ms` is the engine's
+own count of a step on the device. Figures are medians. With wrong bits or no parity nothing is measured and the exit status is 1.
 """
 
 from __future__ import annotations
