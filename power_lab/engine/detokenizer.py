@@ -83,8 +83,8 @@ class StreamDecoder:
     def clone(self) -> StreamDecoder:
         """An independent decoder in the same state; costs a few attribute copies."""
         twin = object.__new__(StreamDecoder)
-        for name in StreamDecoder.__slots__:
-            setattr(twin, name, getattr(self, name))
+        twin._vocabulary, twin._stops, twin._skip, twin._drop = self._vocabulary, self._stops, self._skip, self._drop
+        twin._bytes, twin._held, twin.stopped, twin.consumed = self._bytes, self._held, self.stopped, self.consumed
         return twin
 
     def _fresh(self, token: int) -> bytes:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
 import msgspec
 
@@ -18,8 +17,7 @@ from power_lab.engine.tokenizer import Tokenizer
 from power_lab.engine.trace import Delta, EngineFacts, OnDelta, OnDone, Round, RunRecord, Step
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(msgspec.Struct, frozen=True):
     """The text side of an outcome, kept until its step is committed."""
 
     decoder: StreamDecoder

@@ -1,16 +1,16 @@
 """The step plan: where scheduling and execution meet, at one immutable value.
 
 The scheduler makes a `StepPlan`; the batch builder turns it into flat arrays; the runner executes it; `commit` applies it.
-Nothing here is ever changed after it was made, so a plan that failed can be aborted by looking at it again.
+Nothing here is ever changed after it was made, so a plan that failed can be aborted by looking at it again. There is one span a request
+and step, so they are structs that cost little to make.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(msgspec.Struct, frozen=True, gc=False):
     """One request's rows in one step.
 
     Attributes:
@@ -44,8 +44,7 @@ class Span:
         return "decode" if self.rows == 1 and self.sampled else "prefill"
 
 
-@dataclass(frozen=True, slots=True)
-class StepPlan:
+class StepPlan(msgspec.Struct, frozen=True, eq=False):
     """Everything that one engine step does.
 
     Attributes:

@@ -17,15 +17,17 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from power_lab.engine.blocks import BlockPool
+from power_lab.engine.config import EngineConfig
 from power_lab.engine.plan import Span, StepPlan
 from power_lab.engine.prefix import BLOCK_TOKENS, chain
 from power_lab.engine.request import Finish, Request
 from power_lab.errors import DeadlineExceeded, QueueFull, RequestCancelled
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(msgspec.Struct, frozen=True, gc=False):
     """What one span's rows came to: tokens to emit, how many of them are accepted drafts, and whether the request ends."""
 
     emitted: tuple[int, ...] = ()
@@ -49,13 +51,21 @@ class Limits:
     max_batch: int
     queue: int
 
+    @classmethod
+    def of(cls, config: EngineConfig) -> Limits:
+        return cls(
+            step_tokens=config.step_tokens,
+            sampled_rows=max(config.max_batch, min(config.step_tokens, 256)),
+            max_batch=config.max_batch,
+            queue=config.queue_limit,
+        )
+
 
 def blocks_for(tokens: int) -> int:
     return -(-tokens // BLOCK_TOKENS)
 
 
-@dataclass(frozen=True, slots=True)
-class _Ahead:
+class _Ahead(msgspec.Struct, frozen=True, gc=False):
     """A request after the step in flight: its computed tokens, how many more are known (0 or 1), and which draw of the step that one is."""
 
     computed: int

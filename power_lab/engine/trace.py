@@ -1,7 +1,7 @@
 """Trace events: the one record that widgets, receipts and benchmarks read. Nothing is measured twice.
 
 Events are plain msgspec structs, so they cross the engine socket unchanged. Times are seconds; `at` counts from the submission of the
-request. Positions are absolute: the first prompt token is position 0.
+request. Positions are absolute: the first prompt token is position 0. Events are made for every token, so the garbage collector is spared them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 import msgspec
 
 
-class Logprob(msgspec.Struct, frozen=True, array_like=True):
+class Logprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Log-probability of one emitted token under the model's raw distribution, and the best alternatives."""
 
     value: float
@@ -19,7 +19,7 @@ class Logprob(msgspec.Struct, frozen=True, array_like=True):
     top_values: tuple[float, ...]
 
 
-class Round(msgspec.Struct, frozen=True, kw_only=True):
+class Round(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One sampled round of one request: what was drafted, what the target said, what was emitted.
 
     Attributes:
@@ -56,7 +56,7 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
         return self.drafted[self.accepted :]
 
 
-class Step(msgspec.Struct, frozen=True, kw_only=True):
+class Step(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One engine step as the request saw it.
 
     Attributes:

@@ -7,7 +7,6 @@ length changes an output.
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import msgspec
 import pytest
@@ -149,6 +148,7 @@ class Behind:
         self.last: list[int] = []
 
     def run(self, plan: StepPlan) -> list[list[int]]:
+        replace = msgspec.structs.replace
         spans = [replace(s, tokens=tuple(t if t >= 0 else self.last[-t - 1] for t in s.tokens)) for s in plan.spans]
         draws = self.toy.run(replace(plan, spans=tuple(spans)))
         self.last = [token for targets in draws for token in targets]
