@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from power_lab.kernels.triton import chain, unpack
-from power_lab.kernels.triton.linear import arguments, form
+from power_lab.kernels.triton.linear import arguments
 from power_lab.kernels.triton.planes import DeviceWeight
 
 PLAN = "the f32 value of a stored weight, times the scale"
@@ -52,5 +52,5 @@ def embed(
     grid = (len(ids), triton.cdiv(table.cols, DEPTH))
     _embed[grid](
         ids, drawn, 0 if drawn is None else len(drawn), arguments(table), out, table.cols, float(scale),
-        FORM=form(table.type), DEPTH=DEPTH, num_warps=1, enable_fp_fusion=False, **chain.options(out.device),
+        FORM=table.form, DEPTH=DEPTH, num_warps=1, enable_fp_fusion=False, **chain.options(out.device),
     )  # fmt: skip

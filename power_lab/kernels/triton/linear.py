@@ -17,7 +17,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from power_lab.kernels.ops import Activation
 from power_lab.kernels.quants import QuantType
 from power_lab.kernels.triton import chain
-from power_lab.kernels.triton.planes import FORMS, PLANES, DeviceWeight, Form
+from power_lab.kernels.triton.planes import FORMS, PLANES, DeviceWeight
 from power_lab.kernels.triton.product import combine, product
 from power_lab.kernels.triton.wide import spread, wide
 
@@ -132,14 +132,9 @@ def reduction(columns: int, cols: int, gated: bool, stored: bool) -> tuple[int, 
     return -(-cols // depth), depth
 
 
-def form(type: QuantType) -> Form | None:
-    """What kernels are compiled for."""
-    return FORMS.get(type)
-
-
 def arguments(weight: DeviceWeight) -> tuple[torch.Tensor | int, ...]:
     """A weight as kernels take it: its planes, those that its type lacks stood in for by its codes, then N."""
-    if weight.type not in FORMS:
+    if weight.form is None:
         return weight.planes["values"], weight.rows
     codes = weight.planes["codes"]
     return *(weight.planes.get(name, codes) for name in PLANES), weight.rows
@@ -245,8 +240,8 @@ def launch(
     product[tiles, splits](
         x, tuple(arguments(w) for w in weights), out, out if bias is None else bias, work.partials, work.counters,
         rows, cols, columns, out.stride(0), depth,
-        FORM=form(weights[0].type), BN=s.bn, BM=s.bm, BK=s.bk, SPLITS=splits, ACTIVATION=activation, BIASED=bias is not None,
-        EVEN=cols % s.bk == 0, STREAM=rows <= s.bm, BAND=BAND, AHEAD=s.ahead, INTERPRET=triton.knobs.runtime.interpret,
+        FORM=weights[0].form, BN=s.bn, BM=s.bm, BK=s.bk, SPLITS=splits, ACTIVATION=activation, BIASED=bias is not None,
+        EVEN=cols % s.bk == 0, STREAM=rows <= s.bm, BAND=BAND, AHEAD=s.ahead, WARPS=s.warps, INTERPRET=triton.knobs.runtime.interpret,
         num_warps=s.warps, num_stages=s.stages, enable_fp_fusion=False, **chain.options(x.device),
     )  # fmt: skip
 
@@ -299,7 +294,7 @@ def _spread(weight: DeviceWeight, first: int, panel: torch.Tensor) -> None:
     """panel = the rows of a stored weight from `first` on, as bf16."""
     count, cols = panel.shape
     spread[triton.cdiv(count, 64), triton.cdiv(cols, FORMS[weight.type].depth)](
-        arguments(weight), panel, first, count, cols, BN=64, FORM=form(weight.type),
+        arguments(weight), panel, first, count, cols, BN=64, FORM=weight.form,
         INTERPRET=triton.knobs.runtime.interpret, num_warps=4, enable_fp_fusion=False, **chain.options(panel.device),
     )  # fmt: skip
 

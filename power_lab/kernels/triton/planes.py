@@ -15,11 +15,18 @@ becomes an array of its own, the depth (K) its slowest axis, so that a tile of c
 - `values` bf16 [N, K]: types without blocks.
 
 Steps are whole, so a K that is no multiple of one is filled up with codes and scales of 0.
+
+Where products scale the sums of groups (`GROUPED`), a tile is a step, and a word holds codes of one place in several of its chunks of 16
+values, so that what a shift leaves of a tile of words is an operand of the matrix unit:
+
+- `codes` int16 [tiles, N, words]: lane t's words lie side by side, four for each run of F chunks: of the values 2 t, 2 t + 1, 2 t + 8 and
+  2 t + 9 of each. Bits f * low and up of those of run w are the code in chunk w * F + f.
+- `high` int16 [tiles, N, 16]: a word for each of the four places of a lane, the remaining bits of chunk c at bits c * high and up.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -32,6 +39,7 @@ if TYPE_CHECKING:
     import torch
 
 CHUNK = 1 << 20  # values that are repacked at a time, so that temporaries stay small whatever the matrix is
+GROUPED = False  # whether products scale the sums of groups, where their weights are stored codes (`grouped`)
 SMALL = 1 << 21  # values of a matrix that is held as bf16, however it is stored
 PLANES = ("codes", "high", "scale", "minimum", "subs", "sub_minima")
 """In the order in which kernels take them."""
@@ -49,6 +57,7 @@ class Form:
         block: values of a scale. sub: values of a sub-block, 0 where there are none.
         affine: whether a minimum belongs to each scale.
         exponent: whether a scale is a binary exponent. book: what codes stand for, where those are no consecutive integers.
+        grouped: whether words hold codes of one place in several chunks.
     """
 
     low: int
@@ -59,6 +68,7 @@ class Form:
     affine: bool
     exponent: bool
     book: tuple[int, ...] | None
+    grouped: bool = False
 
     @property
     def fields(self) -> int:
@@ -68,7 +78,7 @@ class Form:
     @property
     def tile(self) -> int:
         """Values of a row that are unpacked at a time."""
-        return 256 if self.low == 2 else 128
+        return self.depth if self.grouped else 256 if self.low == 2 else 128
 
     @property
     def words(self) -> int:
@@ -77,7 +87,7 @@ class Form:
     @property
     def depth(self) -> int:
         """Values of one step of a product: one or two tiles, whole in every plane."""
-        return 256 if self.fields * self.high == 4 else self.tile
+        return 256 if self.low == 2 or self.fields * self.high == 4 else 128
 
     @property
     def group(self) -> int:
@@ -99,6 +109,12 @@ def _form(type: QuantType) -> Form:
 
 
 FORMS: dict[QuantType, Form] = {type: _form(type) for type in LAYOUTS}
+_GROUPED = {type: replace(form, grouped=True) for type, form in FORMS.items()}
+
+
+def form(type: QuantType, grouped: bool = GROUPED) -> Form | None:
+    """How a type lies in planes, and what kernels are compiled for; None for types without blocks."""
+    return (_GROUPED if grouped else FORMS).get(type)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,13 +123,18 @@ class DeviceWeight:
 
     Attributes:
         type: how values were stored. rows: N. cols: K.
-        planes: by the names above; bf16 values are torch.bfloat16.
+        planes: by the names above; bf16 values are torch.bfloat16. grouped: which of their forms they have.
     """
 
     type: QuantType
     rows: int
     cols: int
     planes: dict[str, torch.Tensor]
+    grouped: bool = GROUPED
+
+    @property
+    def form(self) -> Form | None:
+        return form(self.type, self.grouped)
 
     @property
     def nbytes(self) -> int:
@@ -143,7 +164,9 @@ def at_load(type: QuantType, rows: int, cols: int, host: np.ndarray) -> tuple[Qu
     return QuantType.F32, {"values": dequantise(raw.reshape(rows, pitch), type, cols)}
 
 
-def repack(type: QuantType, rows: int, cols: int, host: np.ndarray) -> dict[str, np.ndarray]:
+def repack(
+    type: QuantType, rows: int, cols: int, host: np.ndarray, grouped: bool = GROUPED
+) -> dict[str, np.ndarray]:
     """The planes of a stored matrix. `host` is any array of its bytes; bf16 values come as int16 bits.
 
     Raises:
@@ -155,32 +178,29 @@ def repack(type: QuantType, rows: int, cols: int, host: np.ndarray) -> dict[str,
         raise ValueError(f"{raw.size} bytes are not {rows} rows of {cols} {type.name} values")
     if type in _PLAIN:
         return {"values": raw.view(_PLAIN[type]).reshape(rows, cols)}
-    form = FORMS[type]
+    form = (_GROUPED if grouped else FORMS)[type]
     blocks = raw.reshape(rows, pitch)
     whole = -(-cols // form.depth) * form.depth
     planes: dict[str, np.ndarray] = {}
     for first in range(0, rows, span := max(1, CHUNK // cols)):
         part = blocks[first : first + span]
         fields = unpack(type, part.reshape(-1, GEOMETRY[type][1]))
-        for name, numbers in _planes(type, len(part), whole, fields).items():
+        for name, numbers in _planes(type, form, len(part), whole, fields).items():
             if name not in planes:
                 planes[name] = np.empty((len(numbers), rows, *numbers.shape[2:]), numbers.dtype)
             planes[name][:, first : first + span] = numbers
     return planes
 
 
-def _planes(type: QuantType, rows: int, whole: int, fields: Fields) -> dict[str, np.ndarray]:
+def _planes(type: QuantType, form: Form, rows: int, whole: int, fields: Fields) -> dict[str, np.ndarray]:
     """The planes of whole rows, filled up to `whole` values."""
-    form, layout = FORMS[type], LAYOUTS[type]
+    layout = LAYOUTS[type]
     codes = fields.codes.reshape(rows, -1)
     if type == QuantType.Q8_0:
         codes = codes ^ np.uint8(128)
-    # Axes: row, step, tile, pair, field, lane, which of a pair; then lanes come before pairs, and fields last but one.
-    codes = _filled(codes, whole).reshape(rows, whole // form.depth, form.depth // form.tile, -1, form.fields, 4, 2)
-    codes = codes.transpose(0, 1, 2, 5, 3, 4, 6).reshape(*codes.shape[:3], -1, form.fields, 2)
-    planes = {"codes": _low(codes, form), "scale": _of_blocks(fields.scale, rows, whole, form)}
-    if form.high:
-        planes["high"] = _high(codes, form)
+    codes = _filled(codes, whole)
+    planes = _in_chunks(codes, form) if form.grouped else _in_pairs(codes, form)
+    planes["scale"] = _of_blocks(fields.scale, rows, whole, form)
     if form.affine:
         planes["minimum"] = _of_blocks(fields.minimum, rows, whole, form)
     if form.sub:
@@ -213,6 +233,34 @@ def _of_blocks(numbers: np.ndarray, rows: int, whole: int, form: Form) -> np.nda
 def _of_groups(numbers: np.ndarray, rows: int, whole: int, form: Form) -> np.ndarray:
     filled = _filled(numbers.reshape(rows, -1), whole // form.group)
     return filled.reshape(rows, -1, form.tile // form.group).transpose(1, 0, 2)
+
+
+def _in_pairs(codes: np.ndarray, form: Form) -> dict[str, np.ndarray]:
+    """Codes and high bits of codes [rows, whole]."""
+    # Axes: row, step, tile, pair, field, lane, which of a pair; then lanes come before pairs, and fields last but one.
+    codes = codes.reshape(len(codes), -1, form.depth // form.tile, form.words // 8, form.fields, 4, 2)
+    codes = codes.transpose(0, 1, 2, 5, 3, 4, 6).reshape(*codes.shape[:3], -1, form.fields, 2)
+    return {"codes": _low(codes, form)} | ({"high": _high(codes, form)} if form.high else {})
+
+
+def _in_chunks(codes: np.ndarray, form: Form) -> dict[str, np.ndarray]:
+    """As `_in_pairs`, in the order of grouped planes."""
+    runs = form.words // 16
+    # Axes: row, tile, run, field, half, lane, which of a pair; then lane, run, half, which of a pair, and fields last.
+    low = (codes & np.uint8((1 << form.low) - 1)).reshape(len(codes), -1, runs, form.fields, 2, 4, 2)
+    low = low.transpose(1, 0, 5, 2, 4, 6, 3).reshape(-1, len(codes), form.words, form.fields)
+    planes = {"codes": _joined(low, form.low)}
+    if form.high:
+        high = (codes >> np.uint8(form.low)).reshape(len(codes), -1, form.tile // 16, 2, 4, 2)
+        high = high.transpose(1, 0, 4, 3, 5, 2).reshape(-1, len(codes), 16, form.tile // 16)
+        planes["high"] = _joined(high, form.high)
+    return planes
+
+
+def _joined(parts: np.ndarray, bits: int) -> np.ndarray:
+    """int16 words of the last axis, each part `bits` above the one before."""
+    shifts = np.arange(parts.shape[-1], dtype=np.uint16) * np.uint16(bits)
+    return np.bitwise_or.reduce(parts.astype(np.uint16) << shifts, axis=-1).view(np.int16)
 
 
 def _low(codes: np.ndarray, form: Form) -> np.ndarray:

@@ -14,7 +14,7 @@ from triton.compiler import ASTSource
 
 from power_lab.kernels.quants import QuantType, row_bytes
 from power_lab.kernels.triton import linear
-from power_lab.kernels.triton.planes import FORMS, PLANES, repack
+from power_lab.kernels.triton.planes import FORMS, PLANES, form, repack
 from power_lab.kernels.triton.product import product
 from power_lab.kernels.triton.wide import wide
 from tests.kernels.triton.cubin import resources
@@ -38,9 +38,9 @@ def compiled(
     s = linear.shape(columns, cols, type, activation > 0, rows)
     weights = tuple(signature(type) for _ in range(2 if activation else parts))
     constants = {
-        "FORM": linear.form(type), "BN": s.bn, "BM": s.bm, "BK": s.bk,
+        "FORM": form(type), "BN": s.bn, "BM": s.bm, "BK": s.bk,
         "SPLITS": linear.reduction(columns, cols, activation > 0, type in FORMS)[0], "ACTIVATION": activation, "BIASED": False,
-        "EVEN": cols % s.bk == 0, "STREAM": rows <= s.bm, "BAND": linear.BAND, "AHEAD": s.ahead, "PDL": True, "INTERPRET": False,
+        "EVEN": cols % s.bk == 0, "STREAM": rows <= s.bm, "BAND": linear.BAND, "AHEAD": s.ahead, "WARPS": s.warps, "PDL": True, "INTERPRET": False,
     }  # fmt: skip
     types: dict[str, object] = {
         "X": "*bf16", "weights": weights, "Out": "*bf16" if activation else "*fp32", "Bias": "*fp32", "Partials": "*fp32",
