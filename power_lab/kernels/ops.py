@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from power_lab.kernels.quants import QuantType
 
 BLOCK = 64  # tokens of one KV block, everywhere
-SPLIT = 256  # keys of one canonical KV split: reductions over keys are cut at absolute multiples of it
+SPLIT = 256  # keys of a canonical KV split on the CPU: reductions over keys are cut at absolute multiples of it. GPUs have their own
 
 Array = Any
 Activation = Literal["silu", "gelu_tanh"]
@@ -167,6 +167,8 @@ class Ops(Protocol):
         asynchronous: whether operations return before they have run, so that the next step can be planned meanwhile; sampling is then
             captured with the forward pass.
         row_buckets: rows that a captured step may have, ascending; steps are padded up to one. Empty: any count, unpadded.
+        compiles_for: compute capability (as 90) of the GPU for which kernels are compiled at their first launch, unless they are found in
+            the compiler's cache; 0 where they are compiled by `warm_up` and `prepare`.
         nbytes: scratch that is allocated now.
     """
 
@@ -176,6 +178,7 @@ class Ops(Protocol):
     kv_dtype: str
     asynchronous: bool
     row_buckets: tuple[int, ...]
+    compiles_for: int
 
     @property
     def nbytes(self) -> int: ...
@@ -316,12 +319,14 @@ class Ops(Protocol):
         window: int = 0,
         softcap: float = 0.0,
         temperature: Array | None = None,
+        sinks: Array | None = None,
     ) -> None:
         """Causal grouped-query attention of each row over positions 0..positions[r], KV read from the pages only.
 
-        Keys are reduced in canonical splits of `SPLIT` at absolute positions, combined in order. out f32 [R, q_heads * head_dim].
+        Keys are reduced in canonical splits at absolute positions, combined in order. out f32 [R, q_heads * head_dim].
         window: only so many last keys, the row's own included; 0 is all. softcap: scores s become softcap * tanh(s / softcap).
         temperature: f32 [positions], a further factor on the scores of a row at that position.
+        sinks: f32 [q_heads], a logit of each head that takes its share of the softmax and has no value.
         """
         ...
 

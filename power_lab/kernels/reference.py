@@ -61,12 +61,22 @@ def rope(heads: Tensor, turn: Tensor, interleaved: bool) -> Tensor:
     return out
 
 
-def attention(q: Tensor, keys: Tensor, values: Tensor, scale: float, window: int = 0, cap: float = 0.0) -> Tensor:
-    """One row over its keys: q [H, D], keys and values [n, KV heads, D], the row's own last -> f64 [H, D]."""
+def attention(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    scale: float,
+    window: int = 0,
+    cap: float = 0.0,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """One row over its keys: q [H, D], keys and values [n, KV heads, D], the row's own last; sinks [H] -> f64 [H, D]."""
     group = q.shape[0] // keys.shape[1]
     k, v = (t[-window:].double().repeat_interleave(group, dim=1) for t in (keys, values))
     scores = scale * torch.einsum("hd,nhd->hn", q.double(), k)
-    weights = torch.softmax(softcap(scores, cap) if cap else scores, dim=-1)
+    scores = softcap(scores, cap) if cap else scores
+    beside = [] if sinks is None else [sinks.double()[:, None]]
+    weights = torch.softmax(torch.cat([scores, *beside], dim=-1), dim=-1)[:, : scores.shape[1]]
     return torch.einsum("hn,nhd->hd", weights, v)
 
 

@@ -31,6 +31,7 @@ class Layer:
     norm: str = ""
     temperature: bool = False
     rope: bool = True
+    sinks: bool = False
 
 
 SMOLLM2, GEMMA, LARGE = (9, 3, 64), (4, 1, 256), (32, 8, 128)
@@ -51,6 +52,8 @@ LAYERS = [
     Layer(SMOLLM2, window=511, norm="width", temperature=True),
     Layer(GEMMA, softcap=0.5, norm="head", rope=False),
     Layer(LARGE, rope=False, temperature=True),
+    Layer((64, 8, 64), window=128, sinks=True),
+    Layer((64, 8, 64), sinks=True),
 ]
 
 
@@ -67,6 +70,7 @@ class Bench:
             reference.rope_tables(TOKENS, reference.frequencies(dim, 1e4)).float().to(DEVICE) if layer.rope else None
         )
         self.temperature = (1 + torch.arange(TOKENS, device=DEVICE) % 7 / 10) if layer.temperature else None
+        self.sinks = torch.linspace(-3.0, 6.0, q_heads, device=DEVICE) if layer.sinks else None
         self.norms = None
         if layer.norm:
             sizes = (dim, dim) if layer.norm == "head" else (q_heads * dim, kv_heads * dim)
@@ -98,7 +102,7 @@ class Bench:
         out = torch.full((len(rows) + 1, q_heads * dim), torch.nan, device=DEVICE, dtype=torch.bfloat16)
         attention.attention(
             qkv, batch, q_heads, dim**-0.5, self.keys, self.values, out[:-1], layer.window, layer.softcap,
-            self.temperature, scratch,
+            self.temperature, scratch, sinks=self.sinks,
         )  # fmt: skip
         assert out[-1].isnan().all(), "written behind the end"
         assert not scratch[: attention.COUNTERS].view(torch.int32).any(), "counters are left at 0"
@@ -163,7 +167,10 @@ def test_values(layer: Layer) -> None:
     seen = at[None, :] <= at[:, None]
     if layer.window:
         seen &= at[None, :] > at[:, None] - layer.window
-    weights = torch.softmax(scores.masked_fill(~seen, -torch.inf), dim=-1)
+    scores = scores.masked_fill(~seen, -torch.inf)
+    if bench.sinks is not None:
+        scores = torch.cat([scores, bench.sinks.double()[:, None, None].expand(-1, TOKENS, 1)], dim=-1)
+    weights = torch.softmax(scores, dim=-1)[..., :TOKENS]
     want = torch.einsum("hqk,khd->qhd", weights, v.double().repeat_interleave(q_heads // kv_heads, 1)).flatten(1)
     error = (out.double() - want).norm(dim=1) / want.norm(dim=1)
     assert float(error.max()) < 6e-3, "two roundings to bf16 are about 3e-3"

@@ -28,6 +28,7 @@ class Rules:
     softcap: float = 0.0
     norm: str = ""
     temperature: bool = False
+    sinks: bool = False
     rope: bool = True
 
 
@@ -39,6 +40,8 @@ RULES = [
     Rules(window=300, norm="head"),
     Rules(window=511, norm="width", temperature=True),
     Rules(softcap=0.5, norm="head", rope=False),
+    Rules(sinks=True),
+    Rules(window=300, sinks=True),
 ]
 
 
@@ -48,6 +51,10 @@ def frequencies(dim: int) -> list[float]:
 
 def temperatures() -> np.ndarray:
     return (1 + np.arange(TOKENS) % 7 / 10).astype(np.float32)
+
+
+def sink_logits(heads: int) -> np.ndarray:
+    return np.linspace(-3, 6, heads, dtype=np.float32)
 
 
 def norm_weights(kind: str, heads: int, cache: KVCache) -> tuple[np.ndarray, np.ndarray] | None:
@@ -82,7 +89,8 @@ def run(
     table = ops.rope_tables(TOKENS, frequencies(cache.head_dim), 1.0) if rules.rope else None
     ops.rope_write(qkv, rows, table, interleaved, heads, cache, norms, 1e-6)
     heat = temperatures() if rules.temperature else None
-    ops.attention(qkv, rows, heads, cache.head_dim**-0.5, cache, out[:-1], rules.window, rules.softcap, heat)
+    sinks = sink_logits(heads) if rules.sinks else None
+    ops.attention(qkv, rows, heads, cache.head_dim**-0.5, cache, out[:-1], rules.window, rules.softcap, heat, sinks)
     assert np.isnan(out[-1]).all()
     return out[:-1]
 
@@ -129,7 +137,8 @@ def test_windows_caps_norms_and_temperatures(
     for row in (0, 1, BLOCK - 1, BLOCK, 99, 100, 255, 256, 300, 512, TOKENS - 1):
         keys, values = turned[: row + 1, q_heads:], parts[: row + 1, heads:]
         scale = dim**-0.5 * (float(temperatures()[row]) if rules.temperature else 1.0)
-        want = reference.attention(turned[row, :q_heads], keys, values, scale, rules.window, rules.softcap)
+        sinks = torch.from_numpy(sink_logits(q_heads)) if rules.sinks else None
+        want = reference.attention(turned[row, :q_heads], keys, values, scale, rules.window, rules.softcap, sinks)
         np.testing.assert_allclose(out[row], want.numpy().reshape(-1), rtol=1e-4, atol=4e-6)
 
 

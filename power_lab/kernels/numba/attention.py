@@ -155,6 +155,13 @@ def _emit_finish(b: Builder, total: Value, running: Value, dim: Value, out: Valu
     v.sweep(b, dim, lambda span: span.store(b.fdiv(span.load(total), divisor), out))
 
 
+def _emit_drain(b: Builder, running: Value, sink: Value) -> None:
+    """The sum of weights takes the sink's in: a logit without a value."""
+    weight = v.exp(b, b.fsub(v.load(b, v.at(b, sink), F32), v.load(b, v.at(b, running), F32)))
+    at = v.at(b, running, 4)
+    v.store(b, b.fadd(v.load(b, at, F32), weight), at)
+
+
 def _scores(heads: int, vectors: int) -> Any:
     emit = partial(_emit_scores, heads=heads, vectors=vectors)
     return v.routine(f"scores_{heads}_{vectors}", types.void, [types.int64] * 4, emit)
@@ -174,6 +181,7 @@ soften = v.routine("soften", types.void, [types.int64, types.float32, types.int6
 cap_scores = v.routine("cap_scores", types.void, [types.int64, types.float32, types.float32, types.int64], _emit_cap)
 clear = v.routine("clear", types.void, [types.int64] * 2, _emit_clear)
 combine = v.routine("combine", types.void, [types.int64] * 6, _emit_combine)
+drain = v.routine("drain", types.void, [types.int64] * 2, _emit_drain)
 finish = v.routine("finish", types.void, [types.int64] * 4, _emit_finish)
 
 
@@ -225,8 +233,8 @@ def _page_values(heads, e, values, dim, count, acc):
 
 
 @njit(nogil=True, inline="always")
-def _item(q, heads, dim, start, count, pages, kv_head, page_bytes, scale, softcap, keys, values, out, scratch):
-    """One row's queries of one KV head over keys start..count - 1. q, keys, values, out and scratch are addresses."""
+def _item(q, heads, dim, start, count, pages, kv_head, page_bytes, scale, softcap, sinks, keys, values, out, scratch):
+    """One row's queries of one KV head over keys start..count - 1. sinks (0 for none), q, keys, values, out and scratch are addresses."""
     inside, size = kv_head * dim * BLOCK * 4, heads * dim * 4
     stats, running = scratch + heads * SPLIT * 4, scratch + heads * (SPLIT + 2) * 4
     acc = running + heads * 8
@@ -252,6 +260,8 @@ def _item(q, heads, dim, start, count, pages, kv_head, page_bytes, scale, softca
             at = h * dim * 4
             combine(stats + h * 8, acc + at, running + h * 8, total + at, dim, max(first - start, 0))
     for h in range(heads):
+        if sinks:
+            drain(running + h * 8, sinks + h * 4)
         finish(total + h * dim * 4, running + h * 8, dim, out + h * dim * 4)
 
 
@@ -260,7 +270,7 @@ def chunk(job, index, scratch):
     """One work item; `job` as made by `job`."""
     qkv, qkv_pitch, positions, table_of, tables, pages = job[1:7]
     group, dim, kv_heads, keys, values, out = job[7:13]
-    scale, softcap, window, temperature, parts = job[13:18]
+    scale, softcap, window, temperature, sinks, parts = job[13:19]
     row, head, part = index // (kv_heads * parts), index // parts % kv_heads, index % parts
     first, last = part * group // parts, (part + 1) * group // parts
     position = carray(i32_pointer(positions), row + 1)[row]
@@ -274,7 +284,10 @@ def chunk(job, index, scratch):
         out + ((row * kv_heads + head) * group + first) * size,
     )
     page_bytes, cap = kv_heads * dim * BLOCK * 4, f32_from_bits(softcap)
-    _item(q, last - first, dim, start, position + 1, table, head, page_bytes, factor, cap, keys, values, to, scratch)
+    sink = sinks + (head * group + first) * 4 if sinks else 0
+    _item(
+        q, last - first, dim, start, position + 1, table, head, page_bytes, factor, cap, sink, keys, values, to, scratch
+    )
 
 
 def _parts(items: int, group: int, threads: int) -> int:
@@ -295,6 +308,7 @@ def job(
     window: int,
     softcap: float,
     temperature: np.ndarray | None,
+    sinks: np.ndarray | None,
     threads: int,
 ) -> Job:
     """Arguments as in `Ops.attention`."""
@@ -309,7 +323,8 @@ def job(
         batch.tables.shape[1],
     )
     shape = (group, cache.head_dim, cache.heads, f32(cache.keys), f32(cache.values), f32(out))
-    rules = (bits(scale), bits(softcap), window, 0 if temperature is None else f32(temperature), parts)
+    optional = (0 if array is None else f32(array) for array in (temperature, sinks))
+    rules = (bits(scale), bits(softcap), window, *optional, parts)
     return items * parts, ATTENTION, *rows, *shape, *rules
 
 

@@ -53,6 +53,7 @@ class NumbaOps:
     kv_dtype = "float32"
     asynchronous = False
     row_buckets: tuple[int, ...] = ()
+    compiles_for = 0
     threading_layer = "team"
     threading_reason = "own threads that share chunks: no OpenMP barrier, which stalls on a busy machine"
 
@@ -248,11 +249,14 @@ class NumbaOps:
         window: int = 0,
         softcap: float = 0.0,
         temperature: Array | None = None,
+        sinks: Array | None = None,
     ) -> None:
         _same(out.shape, (qkv.shape[0], q_heads * cache.head_dim), "shape of the result")
         self._reserve(attention.scratch_floats(q_heads // cache.heads, cache.head_dim))
-        job = attention.job(qkv, batch, q_heads, scale, cache, out, window, softcap, temperature, self.threads)
-        self._do(job, qkv, batch, cache, out, temperature)
+        if sinks is not None:
+            _same(sinks.shape, (q_heads,), "one sink for each query head")
+        job = attention.job(qkv, batch, q_heads, scale, cache, out, window, softcap, temperature, sinks, self.threads)
+        self._do(job, qkv, batch, cache, out, temperature, sinks)
 
     def softcap(self, x: Array, cap: float) -> None:
         self._do(attention.softcap_job(x, cap), x)

@@ -8,11 +8,14 @@
 
 from __future__ import annotations
 
+import math
+
 import triton
 import triton.language as tl
 
 from power_lab.kernels.triton import chain
 
+LOG2E = tl.constexpr(math.log2(math.e))
 LOWEST = tl.constexpr(-1e38)  # a maximum below every score: finite, so that nothing here is inf - inf
 
 
@@ -54,6 +57,15 @@ def _fold(peak, total, acc, m, sums, part):
     """Two partial softmax results as one: both rescaled to the larger maximum, and added."""
     top, old, new = weigh(peak, m)
     return top, tl.fma(total, old, sums * new), tl.fma(acc, old[:, None], part * new[:, None])
+
+
+@triton.jit
+def drained(total, peak, sinks, head):
+    """The sum of weights with that of the head's sink: a logit, in units of log2 e, that has no value."""
+    if sinks is None:
+        return total
+    else:
+        return total + tl.exp2(tl.load(sinks + head) * LOG2E - peak)
 
 
 @triton.jit
@@ -202,7 +214,7 @@ def _sweep(
     do_not_specialize_on_alignment=["positions", "table_of", "tables", "groups"],
 )
 def attend_many(
-    queries, positions, table_of, tables, temperature, keys, values, out, groups, rows, pages, window, scale, cap,
+    queries, positions, table_of, tables, temperature, sinks, keys, values, out, groups, rows, pages, window, scale, cap,
     Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, PAGE: tl.constexpr,
     TILES: tl.constexpr, M: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, HEAD_BLOCKS: tl.constexpr,
     WINDOWED: tl.constexpr, CAPPED: tl.constexpr, INTERPRET: tl.constexpr, PDL: tl.constexpr,
@@ -241,4 +253,5 @@ def attend_many(
             D, WIDTH, VALUES, M, PAGE, TILES, KV_HEADS, True, WINDOWED, CAPPED, INTERPRET,
         )  # fmt: skip
         peak, total, acc = _fold(peak, total, acc, m, sums, part)
+        total = drained(total, peak, sinks, to[0] % Q_HEADS)
         put(out, to, paged[3], finish(total[:, None], acc), D, VALUES)

@@ -126,20 +126,31 @@ def attention(
     temperature: torch.Tensor | None,
     scratch: torch.Tensor,
     cut: Plan | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> None:
     """Causal grouped-query attention of each row over positions 0..positions[r], as in `Ops.attention`.
 
     qkv f32 [R, (q_heads + 2 * kv_heads) * head_dim]: bf16 queries in it, as `rope.rope_write` leaves them. keys and values as made by
     `rope.kv_cache`. out bf16 or f32 [R, q_heads * head_dim]. scratch f32, of at least `scratch_floats` values. scale and temperatures are
     positive.
-    cut: a plan other than `plan`'s, to measure it.
+    cut: a plan other than `plan`'s, to measure it. sinks: f32 [q_heads].
     """
     rows, pages = qkv.shape[0], batch.tables.shape[1]
     kv_heads, dim = keys.shape[1], keys.shape[3]
     cut, width, keys_of_split = cut or plan(rows, q_heads, kv_heads, dim, pages), _width(dim), split(dim)
     capped, units, join = softcap > 0, kv_heads * cut.head_blocks * value_blocks(dim), chain.options(qkv.device)
     factors = (2 * LOG2E * scale / softcap, LOG2E * softcap) if capped else (LOG2E * scale, 0.0)
-    source = (qkv.view(torch.bfloat16), batch.positions, batch.table_of, batch.tables, temperature, keys, values, out)
+    source = (
+        qkv.view(torch.bfloat16),
+        batch.positions,
+        batch.table_of,
+        batch.tables,
+        temperature,
+        sinks,
+        keys,
+        values,
+        out,
+    )
     sizes = (
         q_heads, kv_heads, dim, width, min(width, VALUES), BLOCK, keys_of_split // BLOCK,
         LINES, cut.heads, cut.rows, cut.head_blocks,
@@ -162,6 +173,6 @@ def attention(
     )  # fmt: skip
     if cut.apart:
         combine[(rows, q_heads)](
-            batch.positions, parts, stats, out, splits, window, q_heads, dim, width, keys_of_split, window > 0, APART_AHEAD,
+            batch.positions, parts, stats, sinks, out, splits, window, q_heads, dim, width, keys_of_split, window > 0, APART_AHEAD,
             num_warps=max(1, width // 32), enable_fp_fusion=False, **join,
         )  # fmt: skip

@@ -66,6 +66,8 @@ class TritonOps:
         self._sampling: sample.Scratch | None = None
         self._began = torch.cuda.Event(enable_timing=True)
         self._pool = torch.cuda.graph_pool_handle()
+        major, minor = torch.cuda.get_device_capability(self.device)
+        self.compiles_for = 10 * major + minor
         self._digest = _digest(self.device)
 
     def digest(self) -> str:
@@ -240,12 +242,13 @@ class TritonOps:
         window: int = 0,
         softcap: float = 0.0,
         temperature: Array | None = None,
+        sinks: Array | None = None,
     ) -> None:
         pages = batch.tables.shape[1]
         self._reserve(attention.scratch_floats(qkv.shape[0], q_heads, cache.heads, cache.head_dim, pages))
         attention.attention(
-            qkv, batch, q_heads, scale, cache.keys, cache.values, out, window, softcap, temperature, self._scratch
-        )
+            qkv, batch, q_heads, scale, cache.keys, cache.values, out, window, softcap, temperature, self._scratch, sinks=sinks
+        )  # fmt: skip
 
     def softcap(self, x: Array, cap: float) -> None:
         norm.softcap(x, cap)

@@ -12,6 +12,7 @@ from power_lab.kernels.triton import chain
 from power_lab.kernels.triton.attend import (
     LOWEST,
     afresh,
+    drained,
     finish,
     group_of,
     nothing,
@@ -81,8 +82,8 @@ def _ahead(at, d, used, parts, stats, splits, split, last, peak, total, acc, WID
 
 @triton.jit
 def _gather(
-    first_pair, within, heads, column, parts, stats, out, splits, first, last,
-    D: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, PAIRS: tl.constexpr, AHEAD: tl.constexpr,
+    first_pair, within, heads, column, parts, stats, sinks, out, splits, first, last,
+    Q_HEADS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, PAIRS: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """Fold splits first..last - 1 of PAIRS pairs of a row and a query head, and write their results.
 
@@ -101,6 +102,7 @@ def _gather(
     while split < last:
         peak, total, acc = _ahead(at, d, used, parts, stats, splits, split, last, peak, total, acc, WIDTH, 4)
         split += 4
+    total = drained(total, peak, sinks, tl.where(used, at, 0) % Q_HEADS)
     tl.store(out + at * D + d, finish(tl.where(used, total, 1.0), acc), mask=used & (d < D))
 
 
@@ -156,7 +158,7 @@ def _call(
     do_not_specialize_on_alignment=["positions", "table_of", "tables"],
 )
 def attend_few(
-    queries, positions, table_of, tables, temperature, keys, values, out, counters, parts, stats,
+    queries, positions, table_of, tables, temperature, sinks, keys, values, out, counters, parts, stats,
     rows, pages, splits, window, scale, cap,
     Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, PAGE: tl.constexpr,
     TILES: tl.constexpr, M: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, HEAD_BLOCKS: tl.constexpr,
@@ -208,6 +210,7 @@ def attend_few(
                 D, WIDTH, VALUES, M, PAGE, TILES, KV_HEADS, True, WINDOWED, CAPPED, INTERPRET,
             )  # fmt: skip
             if (count == 1) & (not APART):
+                sums = drained(sums, m, sinks, to[0] % Q_HEADS)
                 put(out, to, paged[3], finish(sums[:, None], part), D, VALUES)
             else:
                 _leave(to, paged[3], parts, stats, splits, first_split + to_split - 1, m, sums, part, WIDTH, VALUES)
@@ -224,15 +227,15 @@ def attend_few(
                                 within = block * HEADS + some
                                 pair = (each * Q_HEADS + kv_head * GROUP + within).to(tl.int64)
                                 _gather(
-                                    pair, some, tl.minimum(GROUP - block * HEADS, HEADS), column, parts, stats, out, splits,
-                                    first_split, first_split + count, D, WIDTH, VALUES, PAIRS, AHEAD,
+                                    pair, some, tl.minimum(GROUP - block * HEADS, HEADS), column, parts, stats, sinks, out, splits,
+                                    first_split, first_split + count, Q_HEADS, D, WIDTH, VALUES, PAIRS, AHEAD,
                                 )  # fmt: skip
         at = unit * tiles + begin + size
 
 
 @triton.jit(do_not_specialize=["splits", "window"], do_not_specialize_on_alignment=["positions"])
 def combine(
-    positions, parts, stats, out, splits, window,
+    positions, parts, stats, sinks, out, splits, window,
     Q_HEADS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, SPLIT: tl.constexpr,
     WINDOWED: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -244,4 +247,4 @@ def combine(
         first = tl.maximum(position + 1 - window, 0) // SPLIT
     pair = tl.program_id(0).to(tl.int64) * Q_HEADS + tl.program_id(1)
     chain.wait(PDL)
-    _gather(pair, 0, 1, 0, parts, stats, out, splits, first, last, D, WIDTH, WIDTH, 1, AHEAD)
+    _gather(pair, 0, 1, 0, parts, stats, sinks, out, splits, first, last, Q_HEADS, D, WIDTH, WIDTH, 1, AHEAD)

@@ -25,7 +25,7 @@ STACK = 128  # bytes of spilled registers that are put up with
 PAGES = 512
 POINTERS = {
     **dict.fromkeys(("positions", "table_of", "tables", "groups", "counters"), "*i32"),
-    **dict.fromkeys(("qkv", "stats", "parts", "temperature", "rope", "q_norm", "k_norm"), "*fp32"),
+    **dict.fromkeys(("qkv", "stats", "parts", "temperature", "sinks", "rope", "q_norm", "k_norm"), "*fp32"),
     **dict.fromkeys(("queries", "narrow", "keys", "values", "out"), "*bf16"),
     "slots": "*i64",
 }
@@ -55,7 +55,7 @@ def attend(
         "WINDOWED": window, "CAPPED": capped, "INTERPRET": False, "PDL": True,
     }  # fmt: skip
     if not heated:
-        constants["temperature"] = None
+        constants |= {"temperature": None, "sinks": None}
     kernel = attend_many
     if cut.programs:
         pairs = min(4, triton.next_power_of_2(cut.heads))
@@ -81,7 +81,7 @@ def check_attention() -> None:
                 assert shared <= SHARED, f"{heads} {rows} {cut}: {shared} bytes of shared memory"
                 assert stack <= STACK or heads[2] > 128, f"{heads} {rows} {cut}: {stack} bytes of registers spilled"
     constants: dict[str, object] = {
-        "Q_HEADS": 32, "D": 128, "WIDTH": 128, "SPLIT": 128, "WINDOWED": False, "AHEAD": attention.APART_AHEAD, "PDL": True,
+        "sinks": None, "Q_HEADS": 32, "D": 128, "WIDTH": 128, "SPLIT": 128, "WINDOWED": False, "AHEAD": attention.APART_AHEAD, "PDL": True,
     }  # fmt: skip
     print("combine", resources(build(combine, constants, num_warps=4)))
     print("list", resources(build(list_groups, {"ROWS": 16, "AT_ONCE": attention.LISTED, "PDL": True}, num_warps=4)))

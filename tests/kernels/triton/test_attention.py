@@ -28,6 +28,7 @@ class Case:
     window: int = 0
     softcap: float = 0.0
     temperature: bool = False
+    sinks: bool = False
     shuffled: bool = False
 
 
@@ -45,6 +46,9 @@ CASES = [
     Case(((20, 2),), heads=(40, 1, 16)),
     Case(((70, 1), (130, 2)), heads=(2, 1, 256)),
     Case(((64, 66),), heads=(2, 1, 160)),
+    Case(SPLITS, heads=(3, 1, 16), sinks=True),
+    Case(((300, 80),), heads=(4, 2, 16), window=100, sinks=True),
+    Case(((515, 1),), heads=(4, 2, 24), sinks=True),
 ]
 
 
@@ -84,15 +88,16 @@ def test_rows_see_their_own_keys(case: Case) -> None:
     temperature = (1 + torch.arange(1000) % 7 / 10) if case.temperature else None
     scratch = torch.full((attention.scratch_floats(rows, q_heads, kv_heads, dim, pages),), torch.nan)
     scratch[: attention.COUNTERS] = 0
+    sinks = torch.linspace(-3.0, 6.0, q_heads) if case.sinks else None
     out = torch.full((rows, q_heads * dim), torch.nan)
     attention.attention(
-        qkv, batch, q_heads, dim**-0.5, keys, values, out, case.window, case.softcap, temperature, scratch
+        qkv, batch, q_heads, dim**-0.5, keys, values, out, case.window, case.softcap, temperature, scratch, sinks=sinks
     )
     for row in range(rows):
         position = int(batch.positions[row])
         k, v = history[int(batch.table_of[row])][:, : position + 1]
         scale = dim**-0.5 * (float(temperature[position]) if temperature is not None else 1.0)
-        want = reference.attention(queries[row], k, v, scale, case.window, case.softcap).reshape(-1)
+        want = reference.attention(queries[row], k, v, scale, case.window, case.softcap, sinks).reshape(-1)
         np.testing.assert_allclose(out[row].numpy(), want.numpy(), rtol=2e-5, atol=2e-6)
 
 
