@@ -78,12 +78,7 @@ class Engine:
         self._inside: int | None = None  # the thread that moves state and calls callers' functions
         self._live: dict[int, Live] = {}
         self._next_id = 0
-        limits = Limits(
-            step_tokens=self.config.step_tokens,
-            sampled_rows=max(self.config.max_batch, min(self.config.step_tokens, 256)),
-            max_batch=self.config.max_batch,
-            queue=self.config.queue_limit,
-        )
+        limits = Limits.of(self.config)
         longest = min(self._loaded.context, self.config.context or self._loaded.context)
         self._runner = Runner(
             self._loaded.model,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from power_lab.engine.compilers import Asked, Compilers
 from power_lab.engine.config import CPU_KV_TOKENS, EngineConfig, Paths, usable_cores
 from power_lab.engine.device import choose
 from power_lab.engine.models.bind import bind
@@ -26,7 +27,7 @@ from power_lab.kernels.ops import BLOCK, Ops
 from power_lab.kernels.probe import AttentionShape, Shapes, probe
 from power_lab.kernels.quants import QuantType
 from power_lab.kernels.table import select
-from power_lab.models import Report, ensure
+from power_lab.models import ModelEntry, Report, ensure
 from power_lab.models.fit import machine_memory
 
 
@@ -70,8 +71,10 @@ def load(config: EngineConfig, paths: Paths, progress: Report) -> Loaded:
         progress("model file", 1, 1)
         types = [QuantType[name] for name in checkpoint.bytes_by_type() if name in QuantType.__members__]
         ops.prepare(types, lambda done, total, name: progress(f"kernels: {name}", done, total))
-        weights = bind(spec, described.source, ops)
-        ops.wait()
+        with _compilers(entry, config, context, ops) as compilers:
+            weights = bind(spec, described.source, ops)
+            ops.wait()
+            fault = compilers.wait(progress)
     if config.mode == "exact":
         _prove(device, ops.digest(), threads, spec, weights, paths, progress)
     facts = EngineFacts(
@@ -99,7 +102,7 @@ def load(config: EngineConfig, paths: Paths, progress: Report) -> Loaded:
         "context": why,
         **_rope_reason(spec, context),
         **({"parts": f"text: {', '.join(described.left_out)} left out"} if described.left_out else {}),
-        "kernels": "; ".join(ops.reasons()),
+        "kernels": "; ".join((*ops.reasons(), *([fault] if fault else []))),
     }
     return Loaded(Decoder(spec, weights, ops, context), tokenizer, facts, context, reasons)
 
@@ -120,6 +123,17 @@ def _operations(device: str, mode: str, threads: int, paths: Paths, progress: Re
     return ops
 
 
+def _compilers(entry: ModelEntry, config: EngineConfig, context: int, ops: Ops) -> Compilers:
+    """Of the kernels that would be compiled one by one at their first launches."""
+    if not ops.compiles_for:
+        return Compilers()
+    longest = min(context, config.context or context)
+    digest = f"{ops.digest()} {entry.sha256} {entry.path}"
+    return Compilers.of(
+        Asked(model=str(entry.path), digest=digest, config=config, context=longest, capability=ops.compiles_for)
+    )
+
+
 def _prove(
     device: str,
     digest: str,
@@ -134,11 +148,7 @@ def _prove(
     A pass is remembered per arithmetic digest and set of shapes. A table keeps the weights that it has seen, so the probe, whose
     own are as large as the model's largest, runs on one that is dropped afterwards.
     """
-    shapes = Shapes(
-        linears=frozenset((w.type, w.rows, w.cols) for w in weights.matrices()),
-        attentions=frozenset(_attention_shape(layer.attention) for layer in spec.layers),
-        activations=frozenset(layer.activation for layer in spec.layers),
-    )
+    shapes = probed_shapes(spec, weights)
     parts = (digest, sorted(shapes.linears), sorted(shapes.attentions), sorted(shapes.activations))
     key = hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
     proved = paths.kernels / "proved" / key
@@ -154,6 +164,15 @@ def _prove(
     with suppress(OSError):  # an unwritable cache costs the probe each time
         proved.parent.mkdir(parents=True, exist_ok=True)
         proved.touch()
+
+
+def probed_shapes(spec: ModelSpec, weights: ModelWeights) -> Shapes:
+    """What the probe runs for a model."""
+    return Shapes(
+        linears=frozenset((w.type, w.rows, w.cols) for w in weights.matrices()),
+        attentions=frozenset(_attention_shape(layer.attention) for layer in spec.layers),
+        activations=frozenset(layer.activation for layer in spec.layers),
+    )
 
 
 def _rope_reason(spec: ModelSpec, context: int) -> dict[str, str]:

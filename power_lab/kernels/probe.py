@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
@@ -43,14 +43,21 @@ class Shapes:
     activations: frozenset[Activation] = frozenset({"silu"})
 
 
-def probe(ops: Ops, shapes: Shapes) -> None:
+Weigh = Callable[[Ops, QuantType, int, int, np.random.Generator], Weight]
+"""Makes a weight of a type, N and K."""
+
+
+def probe(ops: Ops, shapes: Shapes, weigh: Weigh | None = None) -> None:
     """Compare rows computed alone with the same rows computed together, bit by bit, on random data.
+
+    weigh: makes the weights; None is `random_weight`.
 
     Raises ExactnessError naming the first kernel and shape that differ. Takes well under a second for small models.
     """
     rng = np.random.default_rng(0)
     for type, rows, cols in sorted(shapes.linears):
-        _probe_linear(ops, type, rows, cols, sorted(shapes.activations), rng)
+        weight = (weigh or random_weight)(ops, type, rows, cols, rng)
+        _probe_linear(ops, weight, sorted(shapes.activations), rng)
     for width in sorted({cols for _, _, cols in shapes.linears}):
         _probe_norm(ops, width, rng)
     for shape in sorted(shapes.attentions):
@@ -107,10 +114,8 @@ def _check(kernel: str, count: int, together: np.ndarray, alone: Iterable[tuple[
             )
 
 
-def _probe_linear(
-    ops: Ops, type: QuantType, rows: int, cols: int, activations: list[Activation], rng: np.random.Generator
-) -> None:
-    weight = random_weight(ops, type, rows, cols, rng)
+def _probe_linear(ops: Ops, weight: Weight, activations: list[Activation], rng: np.random.Generator) -> None:
+    type, rows, cols = weight.type, weight.rows, weight.cols
     x = rng.standard_normal((max(ROWS), cols), dtype=np.float32)
 
     def linear(first: int, last: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Compiled variants of kernels: found without a GPU by running the engine on arrays without memory, and compiled ahead of their first launch.
+"""Compiled variants of kernels: found without a GPU by running the engine on arrays without memory, and compiled ahead of first launches.
 
 A process that has made `Variants` has, for Triton, a GPU of the capability that it was told, and launches nothing: a launch only says which
 variant it would take. What such a launch names is what a real one names, since Triton asks an argument for its type, for
@@ -61,7 +61,7 @@ class Variants(AsyncCompileMode):
     def __len__(self) -> int:
         return len(self._found)
 
-    def submit(self, key: str, compile_fn: Callable[[], Any], finalize_fn: Callable[[Any], None]) -> Any:  # noqa: ANN401
+    def submit(self, key: str, compile_fn: Callable[[], Any], finalize_fn: Callable[[Any], None]) -> Any:
         """Triton's call where it would compile. What it gets is what it takes for the kernel at this launch and the later ones."""
         name = base64.b32encode(hashlib.sha256(key.encode()).digest()).decode().rstrip("=")
         self._found.setdefault(name, Variant(name, compile_fn))
@@ -102,6 +102,7 @@ class DryOps(TritonOps):
 
     def __init__(self) -> None:
         self.device = META
+        self.compiles_for = 0
         self._products: linear.Workspace | None = None
         self._scratch = torch.empty(0, dtype=torch.float32, device=META)
         self._retired: list[torch.Tensor | sample.Scratch] = []

@@ -1,0 +1,131 @@
+"""Processes that compile a model's kernels side by side while its weights are loaded, where Triton would compile one after another."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+import psutil
+
+from power_lab.engine.config import EngineConfig, child_environment, usable_cores
+from power_lab.models import Report
+
+MOST = 16
+MEMORY = 1 << 30  # bytes that one takes at most, its libraries included
+EVERY = 0.05  # seconds between looks at what is done
+
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """Whose kernels are compiled.
+
+    Attributes:
+        model: file or folder; digest: of what lies there and of the arithmetic.
+        config: the engine's.
+        context: longest request in tokens.
+        capability: the GPU's compute capability, as 90.
+    """
+
+    model: str
+    digest: str
+    config: EngineConfig
+    context: int
+    capability: int
+
+    @property
+    def mark(self) -> Path:
+        """A file in Triton's cache that is there when all of them have been compiled."""
+        from triton import knobs
+
+        config = self.config
+        parts = (self.digest, self.context, self.capability, config.step_tokens, config.max_batch, config.graph_mb > 0)
+        return Path(knobs.cache.dir) / "power-lab" / hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+
+
+def usable() -> int:
+    """How many compilers this machine bears."""
+    return max(1, min(MOST, usable_cores(), psutil.virtual_memory().available // MEMORY))
+
+
+class Compilers:
+    """Processes at work; leaving the context ends those that still are.
+
+    Args:
+        command: a Python module and its arguments. A folder is added, in which `rehearsal.claims` shares the kernels out.
+        count: of processes; 0 where there is nothing to compile.
+        mark: a file to make when all is compiled.
+    """
+
+    def __init__(self, command: Sequence[str] = (), count: int = 0, mark: Path | None = None) -> None:
+        self._mark = mark
+        self._folder = tempfile.TemporaryDirectory(prefix="power-lab-kernels-")
+        self._claims = Path(self._folder.name)
+        self._log = self._claims / "log"
+        self._running: list[subprocess.Popen[bytes]] = []
+        with self._log.open("wb") as log:
+            for _ in range(count):
+                self._running.append(
+                    subprocess.Popen(
+                        [sys.executable, "-P", "-m", *command, str(self._claims)],
+                        stdin=subprocess.DEVNULL,
+                        stdout=subprocess.DEVNULL,
+                        stderr=log,
+                        env=child_environment(_ROOT),
+                    )
+                )
+
+    @classmethod
+    def of(cls, asked: Asked) -> Compilers:
+        """Those of a model's kernels; none when they were compiled before."""
+        mark = asked.mark
+        command = ("power_lab.engine.rehearsal", msgspec.json.encode(asked).decode())
+        return cls(command, 0 if mark.exists() else usable(), mark)
+
+    def __enter__(self) -> Compilers:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for process in self._running:
+            process.kill()
+            process.wait()
+        self._folder.cleanup()
+
+    def wait(self, progress: Report) -> str:
+        """Until all is compiled. Returns what went wrong, in one line, or nothing."""
+        if not self._running:
+            return ""
+        while any(process.poll() is None for process in self._running):
+            progress("kernels", *self._done())
+            time.sleep(EVERY)
+        done, count = self._done()
+        progress("kernels", done, count)
+        failed = [process.returncode for process in self._running if process.returncode]
+        if not failed:
+            self._remember()
+            return ""
+        said = self._log.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
+        return f"compilers ended with status {failed[0]}: {said or 'they said nothing'}"
+
+    def _remember(self) -> None:
+        if self._mark is not None:
+            with suppress(OSError):  # an unwritable cache costs the rehearsal each time
+                self._mark.parent.mkdir(parents=True, exist_ok=True)
+                self._mark.touch()
+
+    def _done(self) -> tuple[int, int]:
+        with suppress(OSError, ValueError):
+            return sum(path.suffix == ".done" for path in self._claims.iterdir()), int(
+                (self._claims / "all").read_text()
+            )
+        return 0, 0

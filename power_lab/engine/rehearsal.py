@@ -1,0 +1,138 @@
+"""A rehearsal of a model: every shape of step that its engine may run, on an operation table that computes nothing.
+
+Where kernels are compiled at their first launch, it tells which variants will be launched, and a process of its own compiles its share of
+them: `python -m power_lab.engine.rehearsal ASKED FOLDER`, with what `Asked` says, in JSON. `compilers` starts it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from power_lab.engine.compilers import Asked
+from power_lab.engine.config import EngineConfig
+from power_lab.engine.loader import probed_shapes
+from power_lab.engine.models.bind import bind
+from power_lab.engine.models.decoder import Decoder
+from power_lab.engine.models.describe import describe
+from power_lab.engine.plan import Span, StepPlan
+from power_lab.engine.request import Request, SamplingParams
+from power_lab.engine.runner import Runner, Sizes
+from power_lab.engine.scheduler import Limits
+from power_lab.engine.weights.checkpoint import open_checkpoint
+from power_lab.kernels.ops import BLOCK, Ops, Weight
+from power_lab.kernels.probe import probe
+from power_lab.kernels.quants import QuantType
+
+DRAWS = (
+    SamplingParams(seed=0),
+    SamplingParams(seed=0, temperature=1.0),
+    SamplingParams(seed=0, temperature=1.0, top_k=40),
+)
+"""Greedy, random and limited."""
+
+REPORTED = (0, 1, 5)
+"""Log-probabilities: a kernel may differ for none, for one, and for numbers that 16 divides or does not."""
+
+
+def rehearse(model: Decoder, config: EngineConfig, context: int) -> None:
+    """Run all steps' operations, and the exactness probe's, on a model whose table computes nothing."""
+    limits = Limits.of(config)
+    rows = min(limits.step_tokens, limits.max_batch * context)
+    sizes = Sizes(rows, min(rows, limits.sampled_rows), limits.max_batch, context)
+    graphs = config.graph_mb > 0
+    runner = Runner(model, sizes, clock=time.monotonic, graph_bytes=config.graph_mb << 20, graphs=graphs)
+    runner.make_pool(2)
+    for step in steps(sizes, runner.graphs.coverage.rows):
+        runner.launch(*step)
+    probe(model.ops, probed_shapes(model.spec, model.weights), _unread)
+
+
+def steps(sizes: Sizes, buckets: Sequence[int]) -> Iterator[tuple[StepPlan, dict[int, Request]]]:
+    """Steps that launch whatever steps within these bounds may launch."""
+    for rows in row_counts(sizes.rows, buckets):
+        logits = min(rows, sizes.sampled)
+        yield _step(rows, 1, DRAWS[0], sizes.context)
+        for params in DRAWS:
+            yield _step(rows, logits, params, sizes.context)
+            biased = msgspec.structs.replace(params, logit_bias={0: 1.0})  # drawn apart from the step, without padding
+            yield _step(rows, logits, biased, sizes.context)
+    for top in REPORTED:
+        for sampled in sorted({1, min(2, sizes.sampled), sizes.sampled}):
+            yield _step(sampled, sampled, msgspec.structs.replace(DRAWS[0], logprobs=top), sizes.context)
+
+
+def row_counts(most: int, buckets: Sequence[int]) -> list[int]:
+    """Rows of steps that stand for all of up to `most` rows: the buckets that steps are padded to, and of the larger ones, which are not,
+    some between powers of two, multiples of 16 and others."""
+    counts = {min(rows, most) for rows in buckets}
+    for power in itertools.takewhile(lambda rows: rows < most, (1 << n for n in range(20))):
+        counts |= {rows for rows in (power, power + 1, power + 16) if buckets[-1] < rows <= most}
+    return sorted(counts | {most})
+
+
+def _step(rows: int, sampled: int, params: SamplingParams, context: int) -> tuple[StepPlan, dict[int, Request]]:
+    """A step of so many rows, of as few requests as may have them, the last `sampled` of all sampled."""
+    spans, requests = [], {}
+    while rows:
+        count, id = min(rows, context), len(spans)
+        logits = max(0, sampled - rows + count)
+        requests[id] = Request(id=id, prompt_len=1, params=params, tokens=[0], limit=context, end_tokens=frozenset())
+        spans.append(Span(id, 0, (0,) * count, max(0, logits - 1), logits, (1,) * -(-count // BLOCK), 0))
+        rows, sampled = rows - count, min(sampled, rows - count)
+    return StepPlan(0, tuple(spans)), requests
+
+
+def _unread(ops: Ops, type: QuantType, rows: int, cols: int, rng: np.random.Generator) -> Weight:
+    """A weight whose values nobody asks for."""
+    return ops.weight(type, rows, cols, np.empty(0, np.uint8))
+
+
+def read(path: Path, ops: Ops, context: int) -> Decoder:
+    """The model of a checkpoint on a table that does not read values."""
+    with open_checkpoint(path) as checkpoint:
+        described = describe(checkpoint)
+        return Decoder(described.spec, bind(described.spec, described.source, ops), ops, context)
+
+
+def claims(names: Sequence[str], folder: Path) -> Iterator[str]:
+    """Those of the names that no other process has taken from this folder, one at a time; each is marked as done when the next is asked
+    for. The number of all is left in the file `all`."""
+    (folder / f"all.{os.getpid()}").write_text(str(len(names)))
+    (folder / f"all.{os.getpid()}").replace(folder / "all")
+    for name in names:
+        try:
+            (folder / name).touch(exist_ok=False)
+        except FileExistsError:
+            continue
+        yield name
+        (folder / name).rename(folder / f"{name}.done")
+
+
+def main(asked: Asked, folder: Path) -> int:
+    """Compile this process' share of a model's kernels. One that fails is left for its first launch; the status is then 1."""
+    from power_lab.kernels.triton.variants import DryOps, Variants
+
+    with Variants(asked.capability) as variants:
+        rehearse(read(Path(asked.model), DryOps(), asked.context), asked.config, asked.context)
+    found = {variant.key: variant for variant in variants}
+    status = 0
+    for key in claims(list(found), folder):
+        try:
+            found[key].compile()
+        except Exception:  # noqa: BLE001  # whatever Triton or its assembler says; the first launch says it again
+            traceback.print_exc()
+            status = 1
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(msgspec.json.decode(sys.argv[1], type=Asked), Path(sys.argv[2])))
