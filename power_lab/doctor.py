@@ -230,7 +230,7 @@ def model_folders(paths: Paths) -> tuple[Status, str, str]:
 
 
 def gpu(paths: Paths) -> tuple[Status, str, str]:
-    """What `nvidia-smi` shows and which torch is installed. This version computes on the CPU either way."""
+    """What `nvidia-smi` shows, which torch is installed, and what an engine would run on."""
     torch = f"torch {_version('torch') or 'missing'}"
     program = shutil.which("nvidia-smi")
     if program is None:
@@ -243,7 +243,16 @@ def gpu(paths: Paths) -> tuple[Status, str, str]:
             f"nvidia-smi finds no GPU ({torch})",
             "See what `nvidia-smi` says; the driver may not be running.",
         )
-    return "ok", f"{'; '.join(names)}, not used by this version ({torch})", ""
+    from power_lab.engine.device import choose
+
+    device, why = choose(EngineConfig())
+    if device == "cpu":
+        return (
+            "warn",
+            f"{'; '.join(names)}, not used: {why} ({torch})",
+            "Use a torch built for CUDA, and a GPU from Hopper on.",
+        )
+    return "ok", f"{'; '.join(names)}, used by default ({torch})", ""
 
 
 def kernelspec(paths: Paths) -> tuple[Status, str, str]:

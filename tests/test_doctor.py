@@ -176,11 +176,18 @@ class TestGpu:
 
         return put
 
-    def test_one_is_there(self, paths, smi):
+    @pytest.mark.parametrize(
+        ("chosen", "why", "status", "told"),
+        [("cuda", "it is there", "ok", "used by default"), ("cpu", "too old", "warn", "not used: too old")],
+    )
+    def test_one_is_there(self, paths, smi, monkeypatch, chosen, why, status, told):
+        from power_lab.engine import device
+
+        monkeypatch.setattr(device, "choose", lambda config: (chosen, why))
         smi("GPU 0: NVIDIA H200 (UUID: GPU-1)")
-        status, value, _ = doctor.gpu(paths)
-        assert status == "ok"
-        assert value.startswith("GPU 0: NVIDIA H200, not used by this version")
+        got, value, remedy = doctor.gpu(paths)
+        assert got == status and bool(remedy) == (status == "warn")
+        assert value.startswith(f"GPU 0: NVIDIA H200, {told}")
 
     def test_the_driver_sees_none(self, paths, smi):
         smi("No devices were found")
