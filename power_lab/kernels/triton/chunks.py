@@ -202,7 +202,8 @@ def factors(
     They are made where sums lie, of what `held` gave: one exchange among lanes for all groups of a tile.
     """
     if INTERPRET:
-        scale, minimum = unpack.scales(planes, n, k + GROUP * FORM.group, N, nm, FORM)
+        at = k + GROUP * FORM.group + tl.zeros((BN,), tl.int32)
+        scale, minimum = unpack.scales(planes, n, at, N, nm, FORM)
         return tl.broadcast_to(scale[:, None], (BN, BM)), tl.broadcast_to(minimum[:, None], (BN, BM))
     else:
         SECOND: tl.constexpr = GROUP * width(FORM) // 8

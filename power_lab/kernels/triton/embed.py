@@ -7,8 +7,7 @@ import triton
 import triton.language as tl
 
 from power_lab.kernels.triton import chain, unpack
-from power_lab.kernels.triton.linear import arguments
-from power_lab.kernels.triton.planes import DeviceWeight
+from power_lab.kernels.triton.planes import DeviceWeight, arguments
 
 PLAN = "the f32 value of a stored weight, times the scale"
 DEPTH = 256  # values of one program: a whole step of every type

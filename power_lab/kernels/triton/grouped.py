@@ -24,14 +24,12 @@ def dot(w, x, acc, INTERPRET: tl.constexpr):
 
 
 @triton.jit
-def _x(X, r, rm, K, k, EVEN: tl.constexpr):
-    """bf16 [16, BM] of the rows r, turned."""
-    rk = tl.arange(0, 16)
-    at = X + r.to(tl.int64)[None, :] * K + rk[:, None] + k
+def _x(at, rm, K, k, AT: tl.constexpr, EVEN: tl.constexpr):
+    """bf16 [16, BM] of x, turned, AT behind the places `at` of depth k: an offset that a load takes without arithmetic."""
     if EVEN:
-        return tl.load(at, mask=rm[None, :], other=0.0)
+        return tl.load(at + AT, mask=rm[None, :], other=0.0)
     else:
-        return tl.load(at, mask=rm[None, :] & (rk[:, None] + k < K), other=0.0)
+        return tl.load(at + AT, mask=rm[None, :] & (tl.arange(0, 16)[:, None] + k + AT < K), other=0.0)
 
 
 @triton.jit
@@ -68,7 +66,9 @@ def sums(
     stored2 = stored
     if GATED:
         stored2 = chunks.held(two, first, n, nm, N, FORM, INTERPRET)
+    rows = X + r.to(tl.int64)[None, :] * K + tl.arange(0, 16)[:, None]
     for k in range(first, last, FORM.tile):
+        at = rows + k
         ahead = nm & (k + FORM.tile < last)
         next_stored = chunks.held(one, k + FORM.tile, n, ahead, N, FORM, INTERPRET)
         if GATED:
@@ -83,7 +83,7 @@ def sums(
             if GATED:
                 w2 = _integers(two, words2, high2, k, run, n, nm, N, FORM, INTERPRET)
             for field in tl.static_range(FIELDS):
-                x = _x(X, r, rm, K, k + (run * FIELDS + field) * 16, EVEN)
+                x = _x(at, rm, K, k, (run * FIELDS + field) * 16, EVEN)
                 if (run * FIELDS + field) % CHUNKS == 0:
                     d = tl.zeros((BN, BM), tl.float32)
                     d2 = tl.zeros((BN, BM), tl.float32)

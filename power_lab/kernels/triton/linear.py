@@ -16,8 +16,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from power_lab.kernels.ops import Activation
 from power_lab.kernels.quants import QuantType
-from power_lab.kernels.triton import chain
-from power_lab.kernels.triton.planes import FORMS, PLANES, DeviceWeight
+from power_lab.kernels.triton import chain, panels
+from power_lab.kernels.triton.planes import FORMS, GROUPED, DeviceWeight, arguments, form
 from power_lab.kernels.triton.product import combine, product
 from power_lab.kernels.triton.wide import spread, wide
 
@@ -86,11 +86,11 @@ class Shape:
 
 
 @lru_cache(maxsize=4096)
-def shape(columns: int, cols: int, type: QuantType, gated: bool, rows: int) -> Shape:
+def shape(columns: int, cols: int, type: QuantType, gated: bool, rows: int, grouped: bool = GROUPED) -> Shape:
     """The launch for `rows` rows and weights [columns, cols]; of gated products, columns of one of the two."""
     bm = next(most for most in (16, 32, 64, NARROW) if rows <= most)
-    if type in FORMS:
-        return _stored_shape(columns, cols, FORMS[type].depth, gated, bm)
+    if stored := form(type, grouped):
+        return _grouped_shape(stored.tile, gated, bm) if grouped else _stored_shape(columns, cols, stored.depth, gated, bm)
     large = columns > 16384  # as of logits: programs enough to keep the memory busy without a look ahead
     if bm == 16:
         return Shape(128, 64, bm, 4, 3 if large else 4 if gated or cols >= 8192 else 6, 0 if large else 8)
@@ -112,6 +112,11 @@ def _stored_shape(columns: int, cols: int, depth: int, gated: bool, bm: int) -> 
     return Shape(depth, 128, bm, 8, 3, 2)
 
 
+def _grouped_shape(depth: int, gated: bool, bm: int) -> Shape:
+    """As `shape`, of sums that are scaled group by group: two warps, for which the matrix unit takes operands from registers."""
+    return Shape(depth, 32 if gated or bm > 32 else 64, min(bm, 64), 2, 3)
+
+
 def reduction(columns: int, cols: int, gated: bool, stored: bool) -> tuple[int, int]:
     """(splits of K, depth of each): so many that a decode step draws on every memory channel, each long enough to be worth its sum.
 
@@ -130,14 +135,6 @@ def reduction(columns: int, cols: int, gated: bool, stored: bool) -> tuple[int, 
         splits = 2
     depth = -(-cols // (DEEPEST * splits)) * DEEPEST
     return -(-cols // depth), depth
-
-
-def arguments(weight: DeviceWeight) -> tuple[torch.Tensor | int, ...]:
-    """A weight as kernels take it: its planes, those that its type lacks stood in for by its codes, then N."""
-    if weight.form is None:
-        return weight.planes["values"], weight.rows
-    codes = weight.planes["codes"]
-    return *(weight.planes.get(name, codes) for name in PLANES), weight.rows
 
 
 def linear(
@@ -212,14 +209,18 @@ def _launch(
 ) -> None:
     """A product of weights of one type: side by side, or gated."""
     rows, cols = x.shape
-    if rows > NARROW and weights[0].type in FORMS:
+    stored = weights[0].form
+    if rows > NARROW and stored is not None and stored.grouped:
+        splits = reduction(out.shape[1], cols, activation != NONE, True)
+        panels.launch(x, weights, out, work.partials, bias, activation, splits)
+    elif rows > NARROW and stored is not None:
         _launch_panels(x, weights, out, work, bias, activation)
     elif rows > NARROW and cols % 8 == 0:
         _launch_wide(x, weights, out, bias, activation)
     else:
         for first in range(0, rows, NARROW):
             part, result = x[first : first + NARROW], out[first : first + NARROW]
-            s = shape(out.shape[1], cols, weights[0].type, activation != NONE, len(part))
+            s = shape(out.shape[1], cols, weights[0].type, activation != NONE, len(part), weights[0].grouped)
             launch(part, weights, result, work, bias, activation, s)
 
 

@@ -146,6 +146,14 @@ def held(type: QuantType, rows: int, cols: int) -> QuantType:
     return QuantType.BF16 if type in _PLAIN or rows * cols <= SMALL else type
 
 
+def arguments(weight: DeviceWeight) -> tuple[torch.Tensor | int, ...]:
+    """A weight as kernels take it: its planes, those that its type lacks stood in for by its codes, then N."""
+    if weight.form is None:
+        return weight.planes["values"], weight.rows
+    codes = weight.planes["codes"]
+    return *(weight.planes.get(name, codes) for name in PLANES), weight.rows
+
+
 def at_load(type: QuantType, rows: int, cols: int, host: np.ndarray) -> tuple[QuantType, dict[str, np.ndarray]]:
     """What a device holds of a stored matrix, and its type there: planes, or for a small one its values f32 [N, K], to be rounded to bf16.
 

@@ -20,7 +20,7 @@ UNITS = {
 
 
 def loop(kernel: CompiledKernel) -> Counter[str]:
-    """Instructions of the longest loop, by name."""
+    """Instructions of the innermost loop that feeds the matrix unit, by name."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(kernel.asm["cubin"])
         file.flush()
@@ -33,7 +33,8 @@ def loop(kernel: CompiledKernel) -> Counter[str]:
         for i, (at, what) in enumerate(lines)
         if (found := re.search(r"BRA\S*\s.*?0x([0-9a-f]+)", what)) and (to := int(found[1], 16)) < at
     ]
-    first, last = max(spans, key=lambda span: span[1] - span[0])
+    spans = [span for span in spans if any("MMA" in what for _, what in lines[span[0] : span[1]])]
+    first, last = min(spans, key=lambda span: span[1] - span[0])
     return Counter(re.sub(r"^@!?U?P\w+\s+", "", what).split()[0].split(".")[0] for _, what in lines[first : last + 1])
 
 
