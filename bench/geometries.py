@@ -160,21 +160,21 @@ class _Random:
 
     def __init__(self, ops: Ops, device: str) -> None:
         self._ops = ops
-        self._cuda = device == "cuda"
+        self._device = device
         self._rng = np.random.default_rng(0)
         self.vector, self.asarray, self.tohost = ops.vector, ops.asarray, ops.tohost
 
     def weight(self, type: QuantType, rows: int, cols: int, host: np.ndarray) -> Weight:
-        if not self._cuda:
+        if self._device == "cpu":
             values = self._rng.normal(0, DEVIATION, (rows, cols)).astype(np.float32)
             return self._ops.weight(type, rows, cols, (values.view(np.uint32) >> 16).astype(np.uint16))
-        return Weight(type, rows, cols, _on_device(rows, cols))
+        return Weight(type, rows, cols, _on_device(rows, cols, self._device))
 
 
-def _on_device(rows: int, cols: int) -> Array:
+def _on_device(rows: int, cols: int, device: str) -> Array:
     from power_lab.kernels.triton.planes import DeviceWeight
 
-    values = torch.empty((rows, cols), dtype=torch.bfloat16, device="cuda").normal_(0, DEVIATION)
+    values = torch.empty((rows, cols), dtype=torch.bfloat16, device=device).normal_(0, DEVIATION)
     return DeviceWeight(QuantType.BF16, rows, cols, {"values": values})
 
 

@@ -33,6 +33,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
         config: the engine's.
         context: longest request in tokens.
         capability: the GPU's compute capability, as 90.
+        launchers: whether the C code that launches them is compiled, too, for which the GPU's driver must be there.
     """
 
     model: str
@@ -40,6 +41,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     config: EngineConfig
     context: int
     capability: int
+    launchers: bool = True
 
     @property
     def mark(self) -> Path:

@@ -11,7 +11,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -43,13 +43,19 @@ REPORTED = (0, 1, 5)
 """Log-probabilities: a kernel may differ for none, for one, and for numbers that 16 divides or does not."""
 
 
-def rehearse(model: Decoder, config: EngineConfig, context: int) -> None:
-    """Run all steps' operations, and the exactness probe's, on a model whose table computes nothing."""
+def bounds(config: EngineConfig, context: int) -> Sizes:
+    """What steps of such an engine never exceed."""
     limits = Limits.of(config)
     rows = min(limits.step_tokens, limits.max_batch * context)
-    sizes = Sizes(rows, min(rows, limits.sampled_rows), limits.max_batch, context)
-    graphs = config.graph_mb > 0
-    runner = Runner(model, sizes, clock=time.monotonic, graph_bytes=config.graph_mb << 20, graphs=graphs)
+    return Sizes(rows, min(rows, limits.sampled_rows), limits.max_batch, context)
+
+
+def rehearse(model: Decoder, sizes: Sizes, graphs: bool = True) -> None:
+    """Run the operations of all steps within these bounds, and the exactness probe's, on a model whose table computes nothing.
+
+    graphs: whether steps are padded as where they are captured.
+    """
+    runner = Runner(model, sizes, clock=time.monotonic, graph_bytes=0, graphs=graphs)
     runner.make_pool(2)
     for step in steps(sizes, runner.graphs.coverage.rows):
         runner.launch(*step)
@@ -118,16 +124,21 @@ def claims(names: Sequence[str], folder: Path) -> Iterator[str]:
 
 
 def main(asked: Asked, folder: Path) -> int:
-    """Compile this process' share of a model's kernels. One that fails is left for its first launch; the status is then 1."""
+    """Compile this process' share of a model's kernels. Returns the exit status."""
     from power_lab.kernels.triton.variants import DryOps, Variants
 
-    with Variants(asked.capability) as variants:
-        rehearse(read(Path(asked.model), DryOps(), asked.context), asked.config, asked.context)
-    found = {variant.key: variant for variant in variants}
+    with Variants(asked.capability) if asked.launchers else Variants(asked.capability, None) as variants:
+        model = read(Path(asked.model), DryOps(), asked.context)
+        rehearse(model, bounds(asked.config, asked.context), asked.config.graph_mb > 0)
+    return compile_share({variant.key: variant.compile for variant in variants}, folder)
+
+
+def compile_share(found: Mapping[str, Callable[[], object]], folder: Path) -> int:
+    """Make those of the variants that no other process has taken. One that fails is left for its first launch; the status is then 1."""
     status = 0
     for key in claims(list(found), folder):
         try:
-            found[key].compile()
+            found[key]()
         except Exception:  # noqa: BLE001  # whatever Triton or its assembler says; the first launch says it again
             traceback.print_exc()
             status = 1

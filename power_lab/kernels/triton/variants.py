@@ -12,14 +12,13 @@ import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import triton
 from triton import AsyncCompileMode
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.driver import CudaLauncher
 from triton.runtime.driver import driver
 
 from power_lab.kernels.ops import Array, Fetched, Graph, Staging, Weight
@@ -36,22 +35,27 @@ class Variant:
 
     Attributes:
         key: the name of its folder in Triton's cache.
-        compile: compiles it into that cache, unless it is there.
+        compile: compiles it into that cache, unless it is there, and what launches it.
     """
 
     key: str
-    compile: Callable[[], Any]
+    compile: Callable[[], None]
 
 
 class Variants(AsyncCompileMode):
     """What launches inside of this context would compile, in the order in which they first come. They do nothing else.
 
+    Kernels are remembered by their functions, so a process has one of these.
+
     Args:
         capability: the GPU's compute capability, as 90.
+        launcher: of a compiled kernel's source and metadata, makes the C code that launches it. Triton's own needs the GPU's driver; None
+            leaves it to the first launch.
     """
 
-    def __init__(self, capability: int) -> None:
+    def __init__(self, capability: int, launcher: Callable[[Any, Any], object] | None = CudaLauncher) -> None:
         super().__init__(None)  # type: ignore[arg-type]
+        self._launcher = launcher
         self._found: dict[str, Variant] = {}
         driver.set_active(_Absent(GPUTarget("cuda", capability, 32)))  # type: ignore[arg-type]
 
@@ -64,7 +68,13 @@ class Variants(AsyncCompileMode):
     def submit(self, key: str, compile_fn: Callable[[], Any], finalize_fn: Callable[[Any], None]) -> Any:
         """Triton's call where it would compile. What it gets is what it takes for the kernel at this launch and the later ones."""
         name = base64.b32encode(hashlib.sha256(key.encode()).digest()).decode().rstrip("=")
-        self._found.setdefault(name, Variant(name, compile_fn))
+
+        def compile() -> None:
+            kernel = compile_fn()
+            if self._launcher is not None:
+                self._launcher(kernel.src, kernel.metadata)
+
+        self._found.setdefault(name, Variant(name, compile))
         kernel = _Unlaunched()
         finalize_fn(kernel)
         return kernel
@@ -179,8 +189,3 @@ class _Nothing:
 
 def _zeros(array: torch.Tensor) -> torch.Tensor:
     return torch.zeros(array.shape, dtype=torch.float32 if array.dtype == torch.bfloat16 else array.dtype)
-
-
-def cache_folder() -> Path:
-    """Where Triton keeps what it compiled."""
-    return Path(triton.knobs.cache.dir)
