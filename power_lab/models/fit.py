@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from power_lab.engine.config import EngineConfig
+from power_lab.engine.config import CPU_KV_TOKENS
 from power_lab.models.facts import Facts
 
 Verdict = Literal["fits", "tight", "too large", "unknown"]
@@ -31,7 +31,7 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
 def fit_of(facts: Facts, free: int) -> Fit:
     """How the model would sit in `free` bytes."""
     weights = sum(facts.bytes_by_type.values())
-    pool = EngineConfig().kv_tokens * facts.kv_bytes
+    pool = CPU_KV_TOKENS * facts.kv_bytes
     need = weights + pool
     verdict: Verdict = "fits" if need <= _EASY * free else "tight" if need <= free else "too large"
     known = weights and not facts.problem
