@@ -148,7 +148,7 @@ class Launchers:
             ]  # what is linked is there, not here
             subprocess.run(["gcc", "-shared", *stub], check=True)
             include = [f"-I{path}" for path in (*driver.include_dirs, self._headers)]
-            link = [f"-L{here}", "-l:libcuda.so.1", "-Wno-psabi", "-o", here / "made.so"]
+            link = [f"-L{here}", "-Wl,--no-as-needed", "-l:libcuda.so.1", "-Wno-psabi", "-o", here / "made.so"]
             subprocess.run(["gcc", here / "main.c", "-O3", "-shared", "-fPIC", *include, *link], check=True)
             (here / "made.so").replace(made)
 
