@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from html import escape
 from typing import TYPE_CHECKING
 
-from power_lab.engine.config import EngineConfig
+from power_lab.engine.config import CPU_KV_TOKENS
 from power_lab.models.facts import printable
 from power_lab.tables import text_table
 
@@ -42,7 +42,7 @@ class Models(tuple["ModelEntry", ...]):
         free = next((model.fit.free for model in self if model.fit is not None), None)
         if free is None:
             return list(self.notes)
-        pool = f"{EngineConfig().kv_tokens:,} tokens"
+        pool = f"{CPU_KV_TOKENS:,} tokens"
         return [f"fit: weights and a KV pool of {pool} in the {free / _GIB:.1f} GiB that are free now.", *self.notes]
 
     def __repr__(self) -> str:
