@@ -1,4 +1,4 @@
-"""Stored codes as operands of the matrix unit, without their scales: integers in bf16, exact, and what the sums of their groups are scaled by.
+"""Stored codes as operands of the matrix unit, without their scales: integers in bf16, exact, and what their sums are scaled by.
 
 A code of up to 7 bits under bf16's exponent of 2^7 is 128 + code, of which one packed subtraction takes 128 + zero. One of 8 bits gives
 128 + its lower seven and, by its top bit in the exponent's lowest place, 128 or 256, whose difference it stands for. Words lie so that a
@@ -33,7 +33,9 @@ def integers_assembly(form: Form, run: int) -> str:
         else:
             lines.append(f"shr.b32 t, {low}, {field * form.low};")
         if unpack.bits(form) == 8:
-            lines.append(f"lop3.b32 u, t, 0x00800080, {ONES ^ 0x00800080:#x}, 0x6a;")  # (a & b) ^ c: 256 for codes below 128
+            lines.append(
+                f"lop3.b32 u, t, 0x00800080, {ONES ^ 0x00800080:#x}, 0x6a;"
+            )  # (a & b) ^ c: 256 for codes below 128
             lines.append(f"lop3.b32 t, t, 0x007f007f, {ONES:#x}, 0xea;")  # a & b | c
             lines.append(f"sub.rn.bf16x2 ${field}, t, u;")
             continue
@@ -147,7 +149,9 @@ def held(planes, k, n, nm, N, FORM: tl.constexpr, INTERPRET: tl.constexpr):
                 c, d = _vector(planes[5], row, nm, span(FORM))
         if FORM.sub > 0:
             at = (k // FORM.block).to(tl.int64) * N + n
-            of_block = tl.load(planes[2].to(tl.pointer_type(tl.int16), bitcast=True) + at, mask=nm, other=0).to(tl.int32)
+            of_block = tl.load(planes[2].to(tl.pointer_type(tl.int16), bitcast=True) + at, mask=nm, other=0).to(
+                tl.int32
+            )
             if FORM.affine:
                 minimum = tl.load(planes[3].to(tl.pointer_type(tl.int16), bitcast=True) + at, mask=nm, other=0)
                 of_block = (of_block & 0xFFFF) | minimum.to(tl.int32) << 16
@@ -156,7 +160,7 @@ def held(planes, k, n, nm, N, FORM: tl.constexpr, INTERPRET: tl.constexpr):
 
 @triton.constexpr_function
 def factor_assembly(form: Form, group: int, minimum: bool) -> str:
-    """PTX for the f32 scale or minimum of a group. Operands: the factor; an integer of `held`, and that of the block, where there is one."""
+    """PTX for the f32 scale or minimum of a group. Operands: the factor; an integer of `held`, and the block's, if any."""
     offset = group * width(form) % 8
     lines = ["{ .reg .b32 w, x, t; .reg .b16 h, i; .reg .f32 f, d, e; .reg .pred p;"]
     if span(form) == 4:
@@ -165,7 +169,12 @@ def factor_assembly(form: Form, group: int, minimum: bool) -> str:
         lines.append(f"mov.b64 {{{'w, x' if offset < 4 else 'x, w'}}}, $1;")
     byte = offset % 4
     if form.exponent:
-        lines += [f"prmt.b32 t, w, 0, {0x4440 | byte:#x};", "sub.s32 x, t, 1;", "shl.b32 x, x, 23;", "shl.b32 w, 0x200000, t;"]
+        lines += [
+            f"prmt.b32 t, w, 0, {0x4440 | byte:#x};",
+            "sub.s32 x, t, 1;",
+            "shl.b32 x, x, 23;",
+            "shl.b32 w, 0x200000, t;",
+        ]
         lines += ["setp.gt.s32 p, t, 1;", "selp.b32 w, x, w, p;", "mov.b32 $0, w;"]
     elif not form.sub:
         lines += ["mov.b32 {h, i}, w;", f"cvt.f32.f16 $0, {'i' if byte else 'h'};"]
@@ -188,7 +197,9 @@ def _factor(word, of_block, GROUP: tl.constexpr, MINIMUM: tl.constexpr, FORM: tl
     ASM: tl.constexpr = factor_assembly(FORM, GROUP, MINIMUM)
     WORD: tl.constexpr = "r" if span(FORM) == 4 else "l"
     if FORM.sub > 0:
-        return tl.inline_asm_elementwise(ASM, "=f," + WORD + ",r", (word, of_block), dtype=tl.float32, is_pure=True, pack=1)
+        return tl.inline_asm_elementwise(
+            ASM, "=f," + WORD + ",r", (word, of_block), dtype=tl.float32, is_pure=True, pack=1
+        )
     else:
         return tl.inline_asm_elementwise(ASM, "=f," + WORD, (word,), dtype=tl.float32, is_pure=True, pack=1)
 

@@ -98,11 +98,37 @@ def sums(
                     if FORM.affine:
                         wide = tl.reshape(tl.broadcast_to(total[None], (BN // ONES, ONES, BM)), (BN, BM))
                     acc = _scaled(
-                        one, stored, k, (run * FIELDS + field) // CHUNKS, d, wide, acc, n, nm, N, BN, BM, FORM, INTERPRET
+                        one,
+                        stored,
+                        k,
+                        (run * FIELDS + field) // CHUNKS,
+                        d,
+                        wide,
+                        acc,
+                        n,
+                        nm,
+                        N,
+                        BN,
+                        BM,
+                        FORM,
+                        INTERPRET,
                     )
                     if GATED:
                         beside = _scaled(
-                            two, stored2, k, (run * FIELDS + field) // CHUNKS, d2, wide, beside, n, nm, N, BN, BM, FORM, INTERPRET
+                            two,
+                            stored2,
+                            k,
+                            (run * FIELDS + field) // CHUNKS,
+                            d2,
+                            wide,
+                            beside,
+                            n,
+                            nm,
+                            N,
+                            BN,
+                            BM,
+                            FORM,
+                            INTERPRET,
                         )
         stored = next_stored
         if GATED:

@@ -117,12 +117,13 @@ def _sums(
 @triton.jit(do_not_specialize=["R"])
 def grouped_wide(
     X, one, two, Factors, Factors2, Sums, Out, Bias, R, N, K, pitch, padded, span,
-    GROUP: tl.constexpr, TURN: tl.constexpr, AFFINE: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, SPLITS: tl.constexpr, ACTIVATION: tl.constexpr,
-    BIASED: tl.constexpr, BAND: tl.constexpr, PDL: tl.constexpr, INTERPRET: tl.constexpr,
+    GROUP: tl.constexpr, TURN: tl.constexpr, AFFINE: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, SPLITS: tl.constexpr,
+    ACTIVATION: tl.constexpr, BIASED: tl.constexpr, BAND: tl.constexpr, PDL: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
     """Out[R, N], its rows `pitch` apart, of X [R, K] and panels [N, K] of levels with their factors, or two that are gated.
 
-    X and panels are descriptors of tiles as deep as a group; `Sums` has rows of `padded` numbers, tiles of X being whole. Programs go through BAND tiles of rows before the next tile of columns.
+    X and panels are descriptors of tiles as deep as a group; TURN groups are a step of the loop. `Sums` has rows of `padded` numbers, so
+    that tiles of rows are whole. Programs go through BAND tiles of rows before the next tile of columns.
     """
     chain.begin(PDL)
     GATED: tl.constexpr = ACTIVATION > 0

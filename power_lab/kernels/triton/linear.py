@@ -90,7 +90,9 @@ def shape(columns: int, cols: int, type: QuantType, gated: bool, rows: int, grou
     """The launch for `rows` rows and weights [columns, cols]; of gated products, columns of one of the two."""
     bm = next(most for most in (16, 32, 64, NARROW) if rows <= most)
     if stored := form(type, grouped):
-        return _grouped_shape(stored.tile, gated, bm) if grouped else _stored_shape(columns, cols, stored.depth, gated, bm)
+        return (
+            _grouped_shape(stored.tile, gated, bm) if grouped else _stored_shape(columns, cols, stored.depth, gated, bm)
+        )
     large = columns > 16384  # as of logits: programs enough to keep the memory busy without a look ahead
     if bm == 16:
         return Shape(128, 64, bm, 4, 3 if large else 4 if gated or cols >= 8192 else 6, 0 if large else 8)

@@ -31,7 +31,7 @@ class Tile:
 
 
 def tile(gated: bool, cols: int, form: Form) -> Tile:
-    turn = 2 if cols % (2 * form.group) == 0 and not gated else 1
+    turn = 2 if cols % (2 * form.group) == 0 and not gated and not form.affine else 1
     return Tile(64 if gated else 128, turn, 8, 4)
 
 
@@ -62,7 +62,17 @@ def launch(
                 part, sums, len(part), cols, padded, BM=ROWS, GROUP=form.group,
                 INTERPRET=triton.knobs.runtime.interpret, num_warps=1, enable_fp_fusion=False, **chain.options(x.device),
             )  # fmt: skip
-        _columns(part, weights, result, sums, scratch[sums.numel() :], bias, activation, splits, chosen or tile(activation > 0, cols, form))
+        _columns(
+            part,
+            weights,
+            result,
+            sums,
+            scratch[sums.numel() :],
+            bias,
+            activation,
+            splits,
+            chosen or tile(activation > 0, cols, form),
+        )
 
 
 def _columns(
@@ -80,7 +90,7 @@ def _columns(
     assert form is not None
     groups, kinds = cols // form.group, 2 if form.affine else 1
     parts = 2 if activation else 1
-    size = cols // 2 + kinds * groups  # floats of a column
+    size = triton.cdiv(cols // 2 + kinds * groups, 4) * 4  # floats of a column, so many that panels are aligned
     most = scratch.numel() // (parts * size)
     column = 0
     for weight in weights[:1] if activation else weights:

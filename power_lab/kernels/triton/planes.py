@@ -172,9 +172,7 @@ def at_load(type: QuantType, rows: int, cols: int, host: np.ndarray) -> tuple[Qu
     return QuantType.F32, {"values": dequantise(raw.reshape(rows, pitch), type, cols)}
 
 
-def repack(
-    type: QuantType, rows: int, cols: int, host: np.ndarray, grouped: bool = GROUPED
-) -> dict[str, np.ndarray]:
+def repack(type: QuantType, rows: int, cols: int, host: np.ndarray, grouped: bool = GROUPED) -> dict[str, np.ndarray]:
     """The planes of a stored matrix. `host` is any array of its bytes; bf16 values come as int16 bits.
 
     Raises:
