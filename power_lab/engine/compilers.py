@@ -52,6 +52,11 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
         parts = (self.digest, self.context, self.capability, config.step_tokens, config.max_batch, config.graph_mb > 0)
         return Path(knobs.cache.dir) / "power-lab" / hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
+    @property
+    def command(self) -> tuple[str, str]:
+        """A module and its argument, as `Compilers` take them."""
+        return "power_lab.engine.rehearsal", msgspec.json.encode(self).decode()
+
 
 def usable() -> int:
     """How many compilers this machine bears."""
@@ -88,9 +93,7 @@ class Compilers:
     @classmethod
     def of(cls, asked: Asked) -> Compilers:
         """Those of a model's kernels; none when they were compiled before."""
-        mark = asked.mark
-        command = ("power_lab.engine.rehearsal", msgspec.json.encode(asked).decode())
-        return cls(command, 0 if mark.exists() else usable(), mark)
+        return cls(asked.command, 0 if asked.mark.exists() else usable(), asked.mark)
 
     def __enter__(self) -> Compilers:
         return self

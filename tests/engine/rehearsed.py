@@ -1,0 +1,63 @@
+"""Whether a rehearsal finds all variants that an engine launches; run by test_rehearsal in processes of its own, which do not interpret.
+
+`rehearsed.py steps KIND STORED GRAPHS`: the variants that steps of any count of rows take beyond those of the rehearsal: must be none.
+`rehearsed.py keys KIND STORED DEVICE`: the names of all variants in Triton's cache, of arrays on `meta` or with memory, on `cpu`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any
+
+import msgspec
+import torch
+
+from power_lab.engine.models.decoder import Decoder
+from power_lab.engine.rehearsal import DRAWS, _step, rehearse
+from power_lab.engine.runner import Runner, Sizes
+from power_lab.kernels.triton import chain, planes, variants
+from power_lab.kernels.triton.variants import DryOps, Variants
+from tests import tiny
+
+SIZES = Sizes(700, 100, 70, tiny.CONTEXT)
+
+
+def model(kind: str, stored: str) -> Decoder:
+    planes.SMALL = 0  # so that tiny matrices stay as they are stored
+    shape = tiny.Shape.wide(stored) if stored != "F32" else tiny.Shape(kind=kind, head_dim=16)
+    return tiny.loaded(shape, DryOps()).model
+
+
+def beyond(kind: str, stored: str, graphs: bool) -> list[Any]:
+    """(rows, sampled) of steps that take other variants than the rehearsal's."""
+    found, decoder = [], model(kind, stored)
+    with Variants(90, None) as seen:
+        rehearse(decoder, SIZES, graphs)
+        assert len(seen) > 20
+        runner = Runner(decoder, SIZES, clock=time.monotonic, graph_bytes=0, graphs=graphs)
+        runner.make_pool(2)
+        for rows in range(1, SIZES.rows + 1):
+            for sampled in {0, 1, min(rows, 7), min(rows, SIZES.sampled)}:
+                params = DRAWS[rows % 3]
+                if sampled and rows % 5 == 0:
+                    params = msgspec.structs.replace(params, logit_bias={0: 1.0}, logprobs=rows % 21)
+                before = len(seen)
+                runner.launch(*_step(rows, sampled, params, SIZES.context))
+                if len(seen) > before:
+                    found.append((rows, sampled))
+    return found
+
+
+def keys(kind: str, stored: str, device: str) -> list[str]:
+    variants.META = torch.device(device)
+    chain.options = lambda _: {"PDL": True, "launch_pdl": True}  # type: ignore[assignment]
+    with Variants(90, None) as seen:
+        rehearse(model(kind, stored), SIZES, True)
+    return sorted(variant.key for variant in seen)
+
+
+if __name__ == "__main__":
+    what, kind, stored, how = sys.argv[1:]
+    print(json.dumps(beyond(kind, stored, how == "graphs") if what == "steps" else keys(kind, stored, how)))
