@@ -96,7 +96,7 @@ def apply(profile: HostProfile, topology: Path = TOPOLOGY) -> tuple[Change, ...]
     if profile.physical_cores:
         changes.append(_pin(topology, profile.least_cores))
     if profile.stream_priority:
-        reason = "the stream is made with it; a device that has no such priority takes its nearest"
+        reason = "a GPU's stream is made with it; the nearest that the device has is taken"
         changes.append(_change("stream priority", (0,), (profile.stream_priority,), reason))
     return tuple(changes)
 

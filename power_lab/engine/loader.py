@@ -13,6 +13,7 @@ import msgspec
 from power_lab.engine.compilers import Asked, Compilers
 from power_lab.engine.config import CPU_KV_TOKENS, EngineConfig, Paths, usable_cores
 from power_lab.engine.device import choose
+from power_lab.engine.hostprofile import HostProfile
 from power_lab.engine.models.bind import bind
 from power_lab.engine.models.decoder import Decoder
 from power_lab.engine.models.describe import describe
@@ -57,7 +58,8 @@ def load(config: EngineConfig, paths: Paths, progress: Report) -> Loaded:
     threads = config.threads or usable_cores()
     device, why_device = choose(config)
     kv_tokens = config.kv_tokens or (0 if device == "cuda" else CPU_KV_TOKENS)
-    ops = _operations(device, config.mode, threads, paths, progress)
+    priority = HostProfile.of(config.host_profile).stream_priority
+    ops = _operations(device, config.mode, threads, paths, progress, priority)
     entry = ensure(config.model, paths, progress)
     progress("model file", 0, 1)
     with open_checkpoint(entry.path) as checkpoint:
@@ -116,9 +118,11 @@ def _tokenizer(checkpoint: Checkpoint) -> Tokenizer:
     )
 
 
-def _operations(device: str, mode: str, threads: int, paths: Paths, progress: Report) -> Ops:
+def _operations(
+    device: str, mode: str, threads: int, paths: Paths, progress: Report, priority: int = 0
+) -> Ops:
     """An operation table, compiled."""
-    ops = select(device, mode, threads, paths.kernels)
+    ops = select(device, mode, threads, paths.kernels, priority)
     ops.warm_up(lambda done, total, name: progress(f"kernels: {name}", done, total))
     return ops
 

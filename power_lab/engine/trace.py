@@ -1,7 +1,8 @@
 """Trace events: the one record that widgets, receipts and benchmarks read. Nothing is measured twice.
 
 Events are plain msgspec structs, so they cross the engine socket unchanged. Times are seconds; `at` counts from the submission of the
-request. Positions are absolute: the first prompt token is position 0. Events are made for every token, so the garbage collector is spared them.
+request. Positions are absolute: the first prompt token is position 0. Events are made for every token, so the garbage collector is
+spared them.
 """
 
 from __future__ import annotations

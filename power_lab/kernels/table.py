@@ -9,29 +9,29 @@ from power_lab.errors import ConfigError
 from power_lab.kernels.ops import Ops
 
 
-def _exact_cpu(threads: int, cache_dir: Path) -> Ops:
+def _exact_cpu(threads: int, cache_dir: Path, priority: int) -> Ops:
     from power_lab.kernels.numba.ops import NumbaOps
 
     return NumbaOps(cache_dir, threads)
 
 
-def _fast_cpu(threads: int, cache_dir: Path) -> Ops:
+def _fast_cpu(threads: int, cache_dir: Path, priority: int) -> Ops:
     from power_lab.kernels.torch_fast import TorchFastOps
 
     return TorchFastOps(cache_dir, threads)
 
 
-def _exact_cuda(threads: int, cache_dir: Path) -> Ops:
+def _exact_cuda(threads: int, cache_dir: Path, priority: int) -> Ops:
     import torch
 
     if not torch.cuda.is_available():
         raise ConfigError("device", "torch sees no NVIDIA GPU on this machine.", "Use cpu, or see power-lab doctor.")
     from power_lab.kernels.triton.ops import TritonOps
 
-    return TritonOps()
+    return TritonOps(priority=priority)
 
 
-TABLE: dict[tuple[str, str], Callable[[int, Path], Ops]] = {
+TABLE: dict[tuple[str, str], Callable[[int, Path, int], Ops]] = {
     ("cpu", "exact"): _exact_cpu,
     ("cpu", "fast"): _fast_cpu,
     ("cuda", "exact"): _exact_cuda,
@@ -39,7 +39,7 @@ TABLE: dict[tuple[str, str], Callable[[int, Path], Ops]] = {
 """(device, mode) -> maker. Makers import their library, so that naming a device loads nothing."""
 
 
-def select(device: str, mode: str, threads: int, cache_dir: Path) -> Ops:
+def select(device: str, mode: str, threads: int, cache_dir: Path, priority: int = 0) -> Ops:
     """The operations for a device and mode.
 
     Args:
@@ -47,6 +47,7 @@ def select(device: str, mode: str, threads: int, cache_dir: Path) -> Ops:
         mode: "exact" (row invariant, the default everywhere) or "fast".
         threads: worker threads of CPU kernels, at least 1.
         cache_dir: folder for compiled kernels.
+        priority: of a GPU's stream; negative is served first.
 
     Raises:
         ConfigError: naming `device`, `mode` or `threads`.
@@ -61,4 +62,4 @@ def select(device: str, mode: str, threads: int, cache_dir: Path) -> Ops:
         raise ConfigError(
             "threads", f"{threads} is not a thread count.", "Use 1 or more; the number of cores is a good start."
         )
-    return TABLE[device, mode](threads, cache_dir)
+    return TABLE[device, mode](threads, cache_dir, priority)

@@ -56,7 +56,7 @@ def test_a_kernel_that_depends_on_its_neighbours_refuses_exact_mode(
             if len(x) > 1:
                 out[-1, 0] = np.nextafter(out[-1, 0], np.float32(np.inf))
 
-    monkeypatch.setattr(loader, "select", lambda device, mode, threads, cache: Planted(cache, threads))
+    monkeypatch.setattr(loader, "select", lambda device, mode, threads, cache, *_: Planted(cache, threads))
     with pytest.raises(ExactnessError, match="linear"):
         load(paths)
     assert not (paths.kernels / "proved").exists()
