@@ -21,9 +21,15 @@ from power_lab.kernels.triton.planes import FORMS, GROUPED, DeviceWeight, argume
 from power_lab.kernels.triton.product import combine, product
 from power_lab.kernels.triton.wide import spread, wide
 
+_STORED = (
+    "stored codes as integers: for each group of a scale, dot = sum of x * level in steps of 16 from zero, then sum = fma(dot, scale, sum) "
+    "and, where there are minima, sum = fma(sum of x, minimum, sum), scales and minima f32; "
+    if GROUPED
+    else ""
+)
 PLAN = (
-    "bf16 operands (a weight is rounded once, from its f32 value), f32 sums over k in order; reduction(N, K, whether stored) cuts K into "
-    "splits, whose sums are added in order; + bias; silu(g) = g / (1 + e^-g); gelu_tanh(g) = g / (1 + e^-2u), "
+    f"bf16 operands (a weight is rounded once, from its f32 value), f32 sums over k in order; {_STORED}reduction(N, K, whether stored) cuts "
+    "K into splits, whose sums are added in order; + bias; silu(g) = g / (1 + e^-g); gelu_tanh(g) = g / (1 + e^-2u), "
     "u = sqrt(2 / pi) (g + 0.044715 g^3); no fusion"
 )
 NONE, SILU, GELU_TANH = range(3)

@@ -120,7 +120,8 @@ def main() -> None:
             shared, registers, stack = resources(compiled(type, *case))
             print(type.name, case, shared, registers, stack, flush=True)
             assert shared <= SHARED, f"{type.name} {case}: {shared} bytes of shared memory"
-            assert stack == 0 or case[0] > 64, f"{type.name} {case}: {stack} bytes of registers spilled"
+            some = 64 if GROUPED else 0  # of gated products of five bits and minima
+            assert stack <= some or case[0] > 64, f"{type.name} {case}: {stack} bytes of registers spilled"
     grouped()
 
 
