@@ -117,7 +117,7 @@ def few(type: QuantType, gated: bool) -> list[tuple[Shape, int]]:
 
 
 def middle(type: QuantType) -> list[Shape]:
-    """For 17 to 64 rows."""
+    """For 17 to 64 rows, in tiles of 32 rows or of all."""
     stored = form(type, True)
     assert stored is not None
     return [Shape(stored.tile, bn, bm, w, s) for bn, bm, w, s in ((64, 32, 2, 3), (32, 64, 2, 3), (64, 64, 4, 3))]
