@@ -82,7 +82,7 @@ class TritonOps:
         return sum(part.nbytes for part in parts if part is not None)
 
     def warm_up(self, progress: Progress | None = None) -> None:
-        """Kernels are compiled at their first launch, by Triton, which keeps them on disk."""
+        """Kernels are compiled at their first launch, by Triton, which keeps them on disk, unless `engine.compilers` was there before."""
 
     def prepare(self, types: Iterable[QuantType], progress: Progress | None = None) -> None:
         """As `warm_up`."""
