@@ -112,8 +112,10 @@ def few(type: QuantType, gated: bool) -> list[tuple[Shape, int]]:
     assert stored is not None
     found = [(64, 8, 2, 3), (64, 16, 4, 3), (64, 16, 2, 3), (32, 16, 2, 3), (32, 16, 1, 3), (64, 16, 2, 4)]
     found += [] if gated else [(128, 16, 2, 3)]
-    tiles = [(Shape(stored.tile, bn, bm, w, s), linear.PROGRAMS) for bn, bm, w, s in found]
-    return [*tiles, (Shape(stored.tile, 32 if gated else 64, 16, 2, 3), linear.PROGRAMS // 2)]
+    ahead = 0 if gated else 2
+    tiles = [(Shape(stored.tile, bn, bm, w, s, ahead), linear.PROGRAMS) for bn, bm, w, s in found]
+    tiles += [(Shape(stored.tile, 64, 16, 2, 3, 2 - ahead), linear.PROGRAMS)]
+    return [*tiles, (Shape(stored.tile, 32 if gated else 64, 16, 2, 3, ahead), linear.PROGRAMS // 2)]
 
 
 def middle(type: QuantType) -> list[Shape]:

@@ -29,8 +29,8 @@ _STORED = (
 )
 PLAN = (
     f"bf16 operands (a weight is rounded once, from its f32 value), f32 sums over k in order; {_STORED}"
-    "reduction(N, K, whether stored) cuts K into splits, whose sums are added in order; + bias; silu(g) = g / (1 + e^-g); gelu_tanh(g) = g / (1 + e^-2u), "
-    "u = sqrt(2 / pi) (g + 0.044715 g^3); no fusion"
+    "reduction(N, K, whether stored) cuts K into splits, whose sums are added in order; + bias; silu(g) = g / (1 + e^-g); "
+    "gelu_tanh(g) = g / (1 + e^-2u), u = sqrt(2 / pi) (g + 0.044715 g^3); no fusion"
 )
 NONE, SILU, GELU_TANH = range(3)
 ACTIVATIONS: dict[Activation, int] = {"silu": SILU, "gelu_tanh": GELU_TANH}
@@ -122,7 +122,7 @@ def _stored_shape(columns: int, cols: int, depth: int, gated: bool, bm: int) -> 
 
 def _grouped_shape(depth: int, gated: bool, bm: int) -> Shape:
     """As `shape`, of sums that are scaled group by group: two warps, for which the matrix unit takes operands from registers."""
-    return Shape(depth, 32 if gated or bm > 32 else 64, min(bm, 32 if gated else 64), 2, 3)
+    return Shape(depth, 32 if gated or bm > 32 else 64, min(bm, 32 if gated else 64), 2, 3, 0 if gated else 2)
 
 
 def reduction(columns: int, cols: int, gated: bool, stored: bool) -> tuple[int, int]:
