@@ -20,6 +20,7 @@ from power_lab.models import Report
 
 MOST = 16
 MEMORY = 1 << 30  # bytes that one takes at most, its libraries included
+LONGEST = 900  # seconds until the rest is left to first launches
 EVERY = 0.05  # seconds between looks at what is done
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -70,25 +71,23 @@ class Compilers:
         command: a Python module and its arguments. A folder is added, in which `rehearsal.claims` shares the kernels out.
         count: of processes; 0 where there is nothing to compile.
         mark: a file to make when all is compiled.
+
+    Attributes:
+        fault: why there are none although they were asked for; else empty.
     """
 
     def __init__(self, command: Sequence[str] = (), count: int = 0, mark: Path | None = None) -> None:
         self._mark = mark
-        self._folder = tempfile.TemporaryDirectory(prefix="power-lab-kernels-")
-        self._claims = Path(self._folder.name)
-        self._log = self._claims / "log"
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._running: list[subprocess.Popen[bytes]] = []
-        with self._log.open("wb") as log:
-            for _ in range(count):
-                self._running.append(
-                    subprocess.Popen(
-                        [sys.executable, "-P", "-m", *command, str(self._claims)],
-                        stdin=subprocess.DEVNULL,
-                        stdout=subprocess.DEVNULL,
-                        stderr=log,
-                        env=child_environment(_ROOT),
-                    )
-                )
+        self.fault = ""
+        if not count:
+            return
+        try:
+            self._start(command, count)
+        except OSError as error:  # no room for a folder, no process to be had
+            self._end()
+            self.fault = f"no compilers could be started: {error}"
 
     @classmethod
     def of(cls, asked: Asked) -> Compilers:
@@ -101,16 +100,43 @@ class Compilers:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._end()
+
+    def _start(self, command: Sequence[str], count: int) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="power-lab-kernels-")
+        line = [sys.executable, "-P", "-m", *command, self._folder.name]
+        with (self._claims / "log").open("wb") as log:
+            for _ in range(count):
+                self._running.append(
+                    subprocess.Popen(
+                        line,
+                        stdin=subprocess.DEVNULL,
+                        stdout=subprocess.DEVNULL,
+                        stderr=log,
+                        env=child_environment(_ROOT),
+                    )
+                )
+
+    def _end(self) -> None:
         for process in self._running:
             process.kill()
             process.wait()
-        self._folder.cleanup()
+        if self._folder is not None:
+            self._folder.cleanup()
+
+    @property
+    def _claims(self) -> Path:
+        assert self._folder is not None
+        return Path(self._folder.name)
 
     def wait(self, progress: Report) -> str:
         """Until all is compiled. Returns what went wrong, in one line, or nothing."""
         if not self._running:
-            return ""
+            return self.fault
+        end = time.monotonic() + LONGEST
         while any(process.poll() is None for process in self._running):
+            if time.monotonic() > end:
+                return f"compilers were not done after {LONGEST} s"
             progress("kernels", *self._done())
             time.sleep(EVERY)
         done, count = self._done()
@@ -119,7 +145,7 @@ class Compilers:
         if not failed:
             self._remember()
             return ""
-        said = self._log.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
+        said = (self._claims / "log").read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
         return f"compilers ended with status {failed[0]}: {said or 'they said nothing'}"
 
     def _remember(self) -> None:
@@ -129,8 +155,8 @@ class Compilers:
                 self._mark.touch()
 
     def _done(self) -> tuple[int, int]:
+        """Variants that are compiled, and all; 0 of 0 until the first process knows them."""
         with suppress(OSError, ValueError):
-            return sum(path.suffix == ".done" for path in self._claims.iterdir()), int(
-                (self._claims / "all").read_text()
-            )
+            count = int((self._claims / "all").read_text())
+            return sum(path.suffix == ".done" for path in self._claims.iterdir()), count
         return 0, 0

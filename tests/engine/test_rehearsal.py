@@ -6,13 +6,17 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
+from power_lab.engine import compilers as engine_compilers
+from power_lab.engine import loader
 from power_lab.engine.compilers import Asked, Compilers
-from power_lab.engine.config import EngineConfig
+from power_lab.engine.config import EngineConfig, Paths
 from power_lab.engine.rehearsal import claims, compile_share, row_counts
+from power_lab.kernels.numba.ops import NumbaOps
 from tests import tiny, tiny_gguf
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -91,6 +95,44 @@ def test_a_fault_is_told_and_leaves_no_mark(asked: Asked, tmp_path: Path) -> Non
     with Compilers(asked.command, 1, asked.mark) as compilers:
         assert "status 1: power_lab.errors.ModelFileError" in compilers.wait(lambda *_: None)
     assert not asked.mark.exists()
+
+
+def test_where_none_can_be_started_it_is_told(asked: Asked, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+    with Compilers.of(asked) as compilers:
+        assert "no compilers could be started" in compilers.wait(lambda *_: None)
+
+
+def test_who_takes_too_long_is_not_waited_for(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_compilers, "LONGEST", 0)
+    with Compilers(asked.command, 1, asked.mark) as compilers:
+        assert "not done after 0 s" in compilers.wait(lambda *_: None)
+    assert not asked.mark.exists()
+
+
+def test_a_load_waits_for_compilers_and_tells_their_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: Asked
+) -> None:
+    class Late(NumbaOps):
+        compiles_for = 90
+
+    seen: list[Asked] = []
+
+    def of(asked: Asked) -> Compilers:
+        seen.append(asked)
+        none = Compilers()
+        none.fault = "no room"
+        return none
+
+    monkeypatch.setattr(loader, "select", lambda device, mode, threads, cache, *_: Late(cache, threads))
+    monkeypatch.setattr(Compilers, "of", of)
+    paths = Paths(tmp_path, tmp_path, tmp_path)
+    config = EngineConfig(model=asked.model, device="cpu", context=128)
+    loaded = loader.load(config, paths, lambda *_: None)
+    assert loaded.reasons["kernels"].endswith("; no room")
+    (told,) = seen
+    assert (told.model, told.context, told.capability) == (asked.model, 128, 90)
+    assert loaded.facts.digest in told.digest and loaded.facts.sha256 in told.digest
 
 
 def test_who_leaves_early_leaves_no_process(asked: Asked) -> None:
