@@ -24,10 +24,10 @@ import torch
 
 from bench.gpu_linear import LARGE, SHAPES, TOTAL, Warm, bandwidth, result, seconds
 from power_lab.kernels.quants import QuantType
-from power_lab.kernels.triton import linear, panels
+from power_lab.kernels.triton import linear, panels, planes
 from power_lab.kernels.triton.linear import Shape
 from power_lab.kernels.triton.panels import Tile
-from power_lab.kernels.triton.planes import DeviceWeight, form
+from power_lab.kernels.triton.planes import FORMS, DeviceWeight
 from tests.kernels.triton.matrices import weight
 
 EIGHT = ("8b qkv", "8b o", "8b gu", "8b down")
@@ -37,7 +37,10 @@ ROWS = (1, 2, 5, 8, 9, 16, 17, 31, 33, 64, 65, 100, 128, 129, 200, 300)
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One launch. `programs` stands in for linear.PROGRAMS, which decides the splits; without a plan `linear` chooses."""
+    """One launch; without a plan `linear` chooses.
+
+    `programs` stands in for linear.PROGRAMS, which decides the splits, and `tile` for that of the type's grouped form.
+    """
 
     type: QuantType
     grouped: bool
@@ -47,10 +50,17 @@ class Case:
     rows: int
     plan: Shape | Tile | None = None
     programs: int = linear.PROGRAMS
+    tile: int = 0
+
+    def chosen(self) -> None:
+        """Make what is no argument of a launch so."""
+        linear.PROGRAMS = self.programs
+        planes.GROUPED_FORMS[self.type] = replace(FORMS[self.type], grouped=self.tile or FORMS[self.type].depth)
 
 
 def weights(case: Case, whole: bool = True) -> list[DeviceWeight]:
     """Matrices of few different rows, or for a launch that only compiles, those few rows alone."""
+    case.chosen()
     few, _ = weight(case.type, 64, case.k, device="cuda", grouped=case.grouped)
     copies = case.n // 64 if whole else 1
     made = {a: plane.repeat_interleave(copies, dim=1).contiguous() for a, plane in few.planes.items()}
@@ -58,7 +68,7 @@ def weights(case: Case, whole: bool = True) -> list[DeviceWeight]:
 
 
 def launch(case: Case, parts: list[DeviceWeight], x: torch.Tensor, out: torch.Tensor, work: linear.Workspace) -> None:
-    linear.PROGRAMS = case.programs
+    case.chosen()
     if isinstance(case.plan, Shape):
         linear.launch(x, tuple(parts), out, work, None, int(case.gated), case.plan)
     elif isinstance(case.plan, Tile):
@@ -87,7 +97,7 @@ def compile_one(case: Case) -> str:
 def compile_all(cases: list[Case]) -> None:
     began, kinds = time.perf_counter(), {}
     for case in cases:
-        linear.PROGRAMS = case.programs
+        case.chosen()
         splits = linear.reduction(case.n, case.k, case.gated, True)[0]
         plan: Any = case.plan or "panels"
         if case.plan is None and case.rows <= linear.NARROW:
@@ -95,7 +105,9 @@ def compile_all(cases: list[Case]) -> None:
         alone = (
             isinstance(plan, Shape) and case.rows <= plan.bm
         )  # one tile of rows, whose weights are not kept in the cache
-        kinds.setdefault((case.type, case.grouped, case.gated, case.n % 16, case.k % 256, splits, plan, alone), case)
+        kinds.setdefault(
+            (case.type, case.grouped, case.gated, case.n % 16, case.k % 256, splits, plan, alone, case.tile), case
+        )
     with multiprocessing.get_context("spawn").Pool(14) as pool:
         for why in pool.imap_unordered(compile_one, kinds.values()):
             if why:
@@ -108,21 +120,19 @@ def compile_all(cases: list[Case]) -> None:
 
 def few(type: QuantType, gated: bool) -> list[tuple[Shape, int]]:
     """(launch, programs) for up to 16 rows; tiles of 8 rows are for 8 at most, and four warps take the matrix unit's own instructions."""
-    stored = form(type, True)
-    assert stored is not None
+    depth = FORMS[type].depth
     found = [(64, 8, 2, 3), (64, 16, 4, 3), (64, 16, 2, 3), (32, 16, 2, 3), (32, 16, 1, 3), (64, 16, 2, 4)]
     found += [] if gated else [(128, 16, 2, 3)]
     ahead = 0 if gated else 2
-    tiles = [(Shape(stored.tile, bn, bm, w, s, ahead), linear.PROGRAMS) for bn, bm, w, s in found]
-    tiles += [(Shape(stored.tile, 64, 16, 2, 3, 2 - ahead), linear.PROGRAMS)]
-    return [*tiles, (Shape(stored.tile, 32 if gated else 64, 16, 2, 3, ahead), linear.PROGRAMS // 2)]
+    tiles = [(Shape(depth, bn, bm, w, s, ahead), linear.PROGRAMS) for bn, bm, w, s in found]
+    tiles += [(Shape(depth, 64, 16, 2, 3, 2 - ahead), linear.PROGRAMS)]
+    return [*tiles, (Shape(depth, 32 if gated else 64, 16, 2, 3, ahead), linear.PROGRAMS // 2)]
 
 
 def middle(type: QuantType) -> list[Shape]:
     """For 17 to 64 rows, in tiles of 32 rows or of all."""
-    stored = form(type, True)
-    assert stored is not None
-    return [Shape(stored.tile, bn, bm, w, s) for bn, bm, w, s in ((64, 32, 2, 3), (32, 64, 2, 3), (64, 64, 4, 3))]
+    depth = FORMS[type].depth
+    return [Shape(depth, bn, bm, w, s) for bn, bm, w, s in ((64, 32, 2, 3), (32, 64, 2, 3), (64, 64, 4, 3))]
 
 
 def many(gated: bool) -> list[Tile]:
@@ -138,6 +148,14 @@ def cases_of(type: QuantType, name: str) -> list[Case]:
         for rows in (1, 16)
         if rows <= s.bm
     ]
+    if FORMS[type].low == 4 and not FORMS[type].high:  # whose tiles may be deeper
+        deep = [(64, 8, 2, 3), (64, 16, 2, 3), (32, 16, 2, 3), (64, 16, 2, 2)]
+        mine += [
+            Case(type, True, n, k, gated, rows, Shape(256, bn, bm, w, s, 0 if gated else 2), tile=256)
+            for bn, bm, w, s in deep
+            for rows in (1, 16)
+            if rows <= bm
+        ]
     mine += [Case(type, True, n, k, gated, 64, s) for s in middle(type)]
     mine += [Case(type, True, n, k, gated, rows, t) for t in many(gated) for rows in (64, 512, 4096)]
     return today + mine
@@ -212,15 +230,15 @@ def times(type: QuantType, name: str, rate: float) -> list[dict[str, Any]]:
     records: list[dict[str, Any]] = []
     work, inputs = linear.Workspace.on("cuda"), torch.randn(4096, SHAPES[name][1], device="cuda", dtype=torch.bfloat16)
     cases = cases_of(type, name)
-    for grouped in (False, True):
-        mine = [case for case in cases if case.grouped == grouped]
+    rows_of: dict[tuple[bool, int], torch.Tensor] = {}  # the first row, by splits
+    for grouped, tile in sorted({(case.grouped, case.tile) for case in cases}):
+        mine = [case for case in cases if (case.grouped, case.tile) == (grouped, tile)]
         first = weights(mine[0])
         nbytes = sum(w.nbytes for w in first)
         copies = [
             [DeviceWeight(w.type, w.rows, w.cols, {a: p.clone() for a, p in w.planes.items()}, grouped) for w in first]
             for _ in range(min(40, max(2, TOTAL // nbytes)))
         ]
-        rows_of: dict[int, torch.Tensor] = {}  # the first row, by splits
         for case in mine:
             x, out = inputs[: case.rows], result(case.rows, case.n, case.gated)
             calls = [lambda c=case, parts=parts, x=x, out=out: launch(c, parts, x, out, work) for parts in copies]
@@ -229,11 +247,12 @@ def times(type: QuantType, name: str, rate: float) -> list[dict[str, Any]]:
             except Exception as error:  # noqa: BLE001
                 print("failed", case, str(error)[:100], flush=True)
                 continue
-            row = rows_of.setdefault(linear.reduction(case.n, case.k, case.gated, True)[0], out[0].clone())
+            splits = linear.reduction(case.n, case.k, case.gated, True)[0]
+            row = rows_of.setdefault((grouped, splits), out[0].clone())
             if not torch.equal(out[0], row):
                 print("BITS", case, (out[0].float() - row.float()).abs().max().item(), flush=True)
                 records.append({"check": "bits", "case": str(case)})
-            plan = None if case.plan is None else [type_name(case.plan), *astuple(case.plan), case.programs]
+            plan = None if case.plan is None else [type_name(case.plan), *astuple(case.plan), case.programs, case.tile]
             records.append(
                 {
                     "type": type.name,
@@ -245,7 +264,7 @@ def times(type: QuantType, name: str, rate: float) -> list[dict[str, Any]]:
                 }
             )
         floor = nbytes / rate * 1e6
-        for rows in sorted({r["rows"] for r in records if r.get("grouped") == grouped}):
+        for rows in sorted({case.rows for case in mine}):
             best = sorted(
                 (r for r in records if r.get("rows") == rows and r["grouped"] == grouped), key=lambda r: r["us"]
             )

@@ -57,7 +57,7 @@ class Form:
         block: values of a scale. sub: values of a sub-block, 0 where there are none.
         affine: whether a minimum belongs to each scale.
         exponent: whether a scale is a binary exponent. book: what codes stand for, where those are no consecutive integers.
-        grouped: whether words hold codes of one place in several chunks.
+        grouped: values of a tile whose words hold codes of one place in several chunks; 0 where words are of pairs.
     """
 
     low: int
@@ -68,7 +68,7 @@ class Form:
     affine: bool
     exponent: bool
     book: tuple[int, ...] | None
-    grouped: bool = False
+    grouped: int = 0
 
     @property
     def fields(self) -> int:
@@ -87,7 +87,7 @@ class Form:
     @property
     def depth(self) -> int:
         """Values of one step of a product: one or two tiles, whole in every plane."""
-        return 256 if self.low == 2 or self.fields * self.high == 4 else 128
+        return self.grouped or (256 if self.low == 2 or self.fields * self.high == 4 else 128)
 
     @property
     def group(self) -> int:
@@ -109,12 +109,12 @@ def _form(type: QuantType) -> Form:
 
 
 FORMS: dict[QuantType, Form] = {type: _form(type) for type in LAYOUTS}
-_GROUPED = {type: replace(form, grouped=True) for type, form in FORMS.items()}
+GROUPED_FORMS = {type: replace(form, grouped=form.depth) for type, form in FORMS.items()}
 
 
 def form(type: QuantType, grouped: bool = GROUPED) -> Form | None:
     """How a type lies in planes, and what kernels are compiled for; None for types without blocks."""
-    return (_GROUPED if grouped else FORMS).get(type)
+    return (GROUPED_FORMS if grouped else FORMS).get(type)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -184,7 +184,7 @@ def repack(type: QuantType, rows: int, cols: int, host: np.ndarray, grouped: boo
         raise ValueError(f"{raw.size} bytes are not {rows} rows of {cols} {type.name} values")
     if type in _PLAIN:
         return {"values": raw.view(_PLAIN[type]).reshape(rows, cols)}
-    form = (_GROUPED if grouped else FORMS)[type]
+    form = (GROUPED_FORMS if grouped else FORMS)[type]
     blocks = raw.reshape(rows, pitch)
     whole = -(-cols // form.depth) * form.depth
     planes: dict[str, np.ndarray] = {}

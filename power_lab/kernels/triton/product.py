@@ -17,7 +17,7 @@ from power_lab.kernels.triton.planes import Form
 
 @triton.constexpr_function
 def is_grouped(form: Form | None) -> bool:
-    return form is not None and form.grouped
+    return form is not None and form.grouped > 0
 
 
 @triton.jit

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -12,7 +14,7 @@ from power_lab.kernels.probe import random_blocks
 from power_lab.kernels.quants import QuantType
 from power_lab.kernels.triton import chunks, linear, panels, unpack
 from power_lab.kernels.triton.embed import embed
-from power_lab.kernels.triton.planes import FORMS, PLANES, Form, form, repack
+from power_lab.kernels.triton.planes import FORMS, GROUPED_FORMS, PLANES, Form, form, repack
 from tests.kernels.triton.matrices import BLOCKS_OF_32, weight
 from tests.kernels.triton.test_linear import WORK, activations, assert_close, poison
 from tests.kernels.triton.test_unpack import run
@@ -30,6 +32,24 @@ def forms(type: QuantType) -> Form:
 @pytest.mark.parametrize("type", list(FORMS))
 def test_scaled_integers_are_the_stored_values(type: QuantType) -> None:
     """What the PTX makes of the planes: integers in bf16 whose products with the factors are the values."""
+    values_match(type)
+
+
+@pytest.mark.parametrize("type", [type for type, lies in FORMS.items() if (lies.low, lies.high) == (4, 0)])
+def test_deeper_tiles(type: QuantType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which are a choice of where codes lie: bits do not depend on it."""
+    (shallow, values), x, bias = weight(type, 70, 512, grouped=True), activations(3, 512), torch.arange(70.0)
+    outs = [poison(3, 70), poison(3, 70)]
+    linear.linear(x, (shallow,), outs[0], WORK, bias)
+    monkeypatch.setitem(GROUPED_FORMS, type, replace(FORMS[type], grouped=256))
+    values_match(type)
+    deep, _ = weight(type, 70, 512, grouped=True)
+    linear.linear(x, (deep,), outs[1], WORK, bias)
+    assert torch.equal(*outs)
+    assert_close(outs[1], reference.linear(x, values, bias), reference.linear(x.abs(), values.abs(), bias), 1e-6)
+
+
+def values_match(type: QuantType) -> None:
     lies = forms(type)
     stored = random_blocks(type, ROWS, COLS, np.random.default_rng(int(type)))
     planes = repack(type, ROWS, COLS, stored, True)
