@@ -32,6 +32,15 @@ def integers_assembly(form: Form, run: int) -> str:
             lines.append(f"prmt.b32 t, c0, c1, {field * 0x11 | (field + 4) * 0x1100:#x};")
         else:
             lines.append(f"shr.b32 t, {low}, {field * form.low};")
+        if unpack.bits(form) == 6:
+            source, move = (high, 6 * run) if field == 3 else (low, 6 * field)
+            lines.append(f"shr.b32 t, {source}, {move};")
+            lines.append(f"lop3.b32 t, t, {0x000F000F if field == 2 else 0x003F003F:#x}, {ONES:#x}, 0xea;")
+            if field == 2:
+                lines.append(f"shr.b32 u, {high}, {8 + 2 * run};")
+                lines.append("lop3.b32 t, u, 0x00300030, t, 0xea;")
+            lines.append(f"sub.rn.bf16x2 ${field}, t, c2;")
+            continue
         if unpack.bits(form) == 8:
             lines.append(
                 f"lop3.b32 u, t, 0x00800080, {ONES ^ 0x00800080:#x}, 0x6a;"

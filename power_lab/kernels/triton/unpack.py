@@ -192,9 +192,15 @@ def level(planes, row, k, N, mask, FORM: tl.constexpr):
         eight = place // 8
         field = eight % FORM.fields
         word = place % 8 // 2 * (FORM.words // 4) + eight // FORM.fields * 2 + place % 2
-    code = tl.load(planes[0] + (t * N + row) * FORM.words + word, mask=mask, other=0).to(tl.int32) >> (field * FORM.low)
-    code = code & ((1 << FORM.low) - 1)
-    if FORM.high > 0:
+    code = tl.load(planes[0] + (t * N + row) * FORM.words + word, mask=mask, other=0).to(tl.int32)
+    if FORM.grouped and FORM.low + FORM.high == 6:
+        high = tl.load(planes[1] + (t * N + row) * 16 + at, mask=mask, other=0).to(tl.int32)
+        run = chunk // FORM.fields
+        third = code >> 12 & 15 | (high >> (12 + 2 * run) & 3) << 4
+        code = tl.where(field == 2, third, tl.where(field == 3, high >> (6 * run), code >> (6 * field)) & 63)
+    else:
+        code = code >> (field * FORM.low) & ((1 << FORM.low) - 1)
+    if FORM.high > 0 and not (FORM.grouped and FORM.low + FORM.high == 6):
         if FORM.grouped:
             high = tl.load(planes[1] + (t * N + row) * 16 + at, mask=mask, other=0).to(tl.int32)
             field = chunk

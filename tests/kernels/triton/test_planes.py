@@ -34,6 +34,11 @@ def codes_in_chunks(form: Form, planes: dict[str, np.ndarray], place: np.ndarray
     chunk, lane, of_lane = place // 16, place % 8 // 2, place % 16 // 8 * 2 + place % 2
     word = lane * (form.words // 4) + chunk // form.fields * 4 + of_lane
     words = planes["codes"].view(np.uint16)[tile, :, word].astype(np.int64)
+    if form.low + form.high == 6:
+        high = planes["high"].view(np.uint16)[tile, :, lane * 4 + of_lane].astype(np.int64)
+        run, which = (chunk // 4)[:, None], (chunk % 4)[:, None]
+        third = words >> 12 | (high >> 12 + 2 * run & 3) << 4
+        return np.select([which < 2, which == 2], [words >> 6 * which & 63, third], high >> 6 * run & 63).T
     codes = words >> (chunk % form.fields * form.low)[:, None] & (1 << form.low) - 1
     if form.high:
         high = planes["high"].view(np.uint16)[tile, :, lane * 4 + of_lane].astype(np.int64)
