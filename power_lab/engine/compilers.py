@@ -32,7 +32,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         model: file or folder; digest: of what lies there and of the arithmetic.
         config: the engine's.
-        context: longest request in tokens.
+        context: longest request in tokens; vocab: tokens that the tokenizer knows, None if the model alone says how many.
         capability: the GPU's compute capability, as 90.
         launchers: whether the C code that launches them is compiled, too, for which the GPU's driver must be there.
     """
@@ -41,6 +41,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
     config: EngineConfig
     context: int
+    vocab: int | None
     capability: int
     launchers: bool = True
 

@@ -73,7 +73,7 @@ def load(config: EngineConfig, paths: Paths, progress: Report) -> Loaded:
         progress("model file", 1, 1)
         types = [QuantType[name] for name in checkpoint.bytes_by_type() if name in QuantType.__members__]
         ops.prepare(types, lambda done, total, name: progress(f"kernels: {name}", done, total))
-        with _compilers(entry, config, context, ops) as compilers:
+        with _compilers(entry, config, context, tokenizer.vocab_size, ops) as compilers:
             weights = bind(spec, described.source, ops)
             ops.wait()
             fault = compilers.wait(progress)
@@ -118,24 +118,26 @@ def _tokenizer(checkpoint: Checkpoint) -> Tokenizer:
     )
 
 
-def _operations(
-    device: str, mode: str, threads: int, paths: Paths, progress: Report, priority: int = 0
-) -> Ops:
+def _operations(device: str, mode: str, threads: int, paths: Paths, progress: Report, priority: int = 0) -> Ops:
     """An operation table, compiled."""
     ops = select(device, mode, threads, paths.kernels, priority)
     ops.warm_up(lambda done, total, name: progress(f"kernels: {name}", done, total))
     return ops
 
 
-def _compilers(entry: ModelEntry, config: EngineConfig, context: int, ops: Ops) -> Compilers:
+def _compilers(entry: ModelEntry, config: EngineConfig, context: int, vocab: int, ops: Ops) -> Compilers:
     """Of the kernels that would be compiled one by one at their first launches."""
     if not ops.compiles_for:
         return Compilers()
-    longest = min(context, config.context or context)
-    digest = f"{ops.digest()} {entry.sha256} {entry.path}"
-    return Compilers.of(
-        Asked(model=str(entry.path), digest=digest, config=config, context=longest, capability=ops.compiles_for)
+    asked = Asked(
+        model=str(entry.path),
+        digest=f"{ops.digest()} {entry.sha256} {entry.path}",
+        config=config,
+        context=min(context, config.context or context),
+        vocab=vocab,
+        capability=ops.compiles_for,
     )
+    return Compilers.of(asked)
 
 
 def _prove(

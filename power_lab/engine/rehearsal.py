@@ -102,10 +102,10 @@ def _unread(ops: Ops, type: QuantType, rows: int, cols: int, rng: np.random.Gene
     return ops.weight(type, rows, cols, np.empty(0, np.uint8))
 
 
-def read(path: Path, ops: Ops, context: int) -> Decoder:
-    """The model of a checkpoint on a table that does not read values."""
+def read(path: Path, ops: Ops, context: int, vocab: int | None = None) -> Decoder:
+    """The model of a checkpoint, with a tokenizer of `vocab` tokens, on a table that does not read values."""
     with open_checkpoint(path) as checkpoint:
-        described = describe(checkpoint)
+        described = describe(checkpoint, vocab)
         return Decoder(described.spec, bind(described.spec, described.source, ops), ops, context)
 
 
@@ -128,7 +128,7 @@ def main(asked: Asked, folder: Path) -> int:
     from power_lab.kernels.triton.variants import DryOps, Variants
 
     with Variants(asked.capability) if asked.launchers else Variants(asked.capability, None) as variants:
-        model = read(Path(asked.model), DryOps(), asked.context)
+        model = read(Path(asked.model), DryOps(), asked.context, asked.vocab)
         rehearse(model, bounds(asked.config, asked.context), asked.config.graph_mb > 0)
     return compile_share({variant.key: variant.compile for variant in variants}, folder)
 

@@ -76,7 +76,15 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Asked:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     tiny_gguf.write(tmp_path / "tiny.gguf", tiny.Shape(kind="llama", head_dim=16))
-    return Asked(model=str(tmp_path / "tiny.gguf"), digest="", config=SMALL, context=64, capability=90, launchers=False)
+    return Asked(
+        model=str(tmp_path / "tiny.gguf"),
+        digest="",
+        config=SMALL,
+        context=64,
+        vocab=258,
+        capability=90,
+        launchers=False,
+    )
 
 
 def test_processes_compile_each_kernel_once_and_remember_it(asked: Asked) -> None:
@@ -126,12 +134,13 @@ def test_a_load_waits_for_compilers_and_tells_their_fault(
 
     monkeypatch.setattr(loader, "select", lambda device, mode, threads, cache, *_: Late(cache, threads))
     monkeypatch.setattr(Compilers, "of", of)
+    monkeypatch.setattr(loader, "_tokenizer", lambda checkpoint: tiny.tokenizer())
     paths = Paths(tmp_path, tmp_path, tmp_path)
     config = EngineConfig(model=asked.model, device="cpu", context=128)
     loaded = loader.load(config, paths, lambda *_: None)
     assert loaded.reasons["kernels"].endswith("; no room")
     (told,) = seen
-    assert (told.model, told.context, told.capability) == (asked.model, 128, 90)
+    assert (told.model, told.context, told.vocab, told.capability) == (asked.model, 128, 258, 90)
     assert loaded.facts.digest in told.digest and loaded.facts.sha256 in told.digest
 
 
