@@ -6,6 +6,7 @@ assembler's version and a few variables of the environment. `Facts` holds what o
 
 from __future__ import annotations
 
+import argparse
 import base64
 import hashlib
 import io
@@ -16,7 +17,7 @@ import sys
 import sysconfig
 import tarfile
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -197,15 +198,31 @@ def default_cache() -> Path:
 
 
 def main() -> None:
-    """`kernel_cache.py facts FILE` writes this machine's facts; `pack FILE` and `unpack FILE` move its cache."""
-    verb, file = sys.argv[1], Path(sys.argv[2])
-    if verb == "facts":
-        Facts.here().write(file)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    for verb, told in (
+        ("facts", "write this machine's"),
+        ("pack", "write Triton's cache"),
+        ("unpack", "add to Triton's cache"),
+    ):
+        verbs.add_parser(verb, help=told).add_argument("file", type=Path)
+    expected = verbs.choices["facts"]
+    expected.add_argument(
+        "--triton", type=Path, help="an unpacked package of another Python: what a machine with it is expected to say"
+    )
+    expected.add_argument("--python", default="312", help="that Python's version")
+    args = parser.parse_args()
+    if args.verb == "facts":
+        facts = Facts.here()
+        if args.triton:
+            suffix = sysconfig.get_config_var("EXT_SUFFIX").replace(
+                f"-{sys.version_info[0]}{sys.version_info[1]}-", f"-{args.python}-"
+            )
+            facts = replace(facts, triton=triton_key(args.triton), suffix=suffix)
+        facts.write(args.file)
     else:
-        print(
-            {"pack": lambda: pack(default_cache(), file), "unpack": lambda: unpack(file, default_cache())}[verb](),
-            "files",
-        )
+        count = pack(default_cache(), args.file) if args.verb == "pack" else unpack(args.file, default_cache())
+        print(count, "files")
 
 
 if __name__ == "__main__":
