@@ -1,6 +1,7 @@
 """Whether a rehearsal finds all variants that an engine launches; run by test_rehearsal in processes of its own, which do not interpret.
 
 `rehearsed.py steps KIND STORED GRAPHS`: the variants that steps of any count of rows take beyond those of the rehearsal: must be none.
+`rehearsed.py engine KIND STORED asked|run`: the names of the variants that are compiled for an engine, and of those that one launches.
 `rehearsed.py keys KIND STORED DEVICE`: the names of all variants in Triton's cache, of arrays on `meta` or with memory, on `cpu`.
 """
 
@@ -9,13 +10,17 @@ from __future__ import annotations
 import json
 import sys
 import time
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 import torch
 
+from power_lab.engine.config import EngineConfig
+from power_lab.engine.engine import Engine
 from power_lab.engine.models.decoder import Decoder
-from power_lab.engine.rehearsal import DRAWS, _step, rehearse
+from power_lab.engine.rehearsal import DRAWS, _step, bounds, rehearse
+from power_lab.engine.request import SamplingParams
 from power_lab.engine.runner import Runner, Sizes
 from power_lab.kernels.triton import chain, planes, variants
 from power_lab.kernels.triton.variants import DryOps, Variants
@@ -58,6 +63,37 @@ def keys(kind: str, stored: str, device: str) -> list[str]:
     return sorted(variant.key for variant in seen)
 
 
+def engine(kind: str, stored: str, run: bool) -> list[str]:
+    config = EngineConfig(step_tokens=128, max_batch=4, kv_tokens=2048)
+    with Variants(90, None) as seen:
+        if run:
+            run_requests(config, kind, stored)
+        else:
+            rehearse(model(kind, stored), bounds(config, tiny.CONTEXT))
+    return sorted(variant.key for variant in seen)
+
+
+def run_requests(config: EngineConfig, kind: str, stored: str) -> None:
+    """Alone and together: greedy, random, limited, penalised, with log-probabilities, with drafts."""
+    loaded = tiny.loaded(tiny.Shape(kind=kind, head_dim=16), DryOps())
+    loaded = replace(loaded, model=model(kind, stored))
+    running = Engine(config, loaded=loaded, threaded=False)
+    options: list[dict[str, Any]] = [
+        {}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 5}, {"temperature": 1.0, "repetition_penalty": 1.2},
+        {"logit_bias": {3: 1.0}}, *({"logprobs": top} for top in (0, 1, 7)), {"speculate": "ngram", "width": 5},
+    ]  # fmt: skip
+    requests = [SamplingParams(max_tokens=12, ignore_eos=True, seed=1, **option) for option in options]
+    for params in requests:
+        for count in (1, 33, 300):
+            running.generate([i % 250 for i in range(count)], params)
+    tickets = [running.submit([i % 250 for i in range(10 + at)], params) for at, params in enumerate(requests)]
+    assert all(len(ticket.result().tokens) == 12 for ticket in tickets)
+    running.close()
+
+
 if __name__ == "__main__":
     what, kind, stored, how = sys.argv[1:]
-    print(json.dumps(beyond(kind, stored, how == "graphs") if what == "steps" else keys(kind, stored, how)))
+    if what == "steps":
+        print(json.dumps(beyond(kind, stored, how == "graphs")))
+    else:
+        print(json.dumps(keys(kind, stored, how) if what == "keys" else engine(kind, stored, how == "run")))

@@ -41,6 +41,12 @@ def test_no_step_takes_a_variant_that_was_not_rehearsed(kind: str, stored: str, 
     assert rehearsed("steps", kind, stored, graphs) == []
 
 
+@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+def test_what_an_engine_launches_was_compiled_for_it(kind: str) -> None:
+    launched = rehearsed("engine", kind, "F32", "run")
+    assert len(launched) > 20 and set(launched) <= set(rehearsed("engine", kind, "F32", "asked"))
+
+
 @pytest.mark.parametrize("stored", ["F32", "Q4_K"])
 def test_arrays_without_memory_name_the_variants_of_arrays_with_memory(stored: str) -> None:
     names = rehearsed("keys", "llama", stored, "meta")
