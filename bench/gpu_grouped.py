@@ -135,8 +135,7 @@ def middle(type: QuantType) -> list[Shape]:
     return [Shape(depth, bn, bm, w, s) for bn, bm, w, s in ((64, 32, 2, 3), (32, 64, 2, 3), (64, 64, 4, 3))]
 
 
-def many(gated: bool) -> list[Tile]:
-    return [Tile(64, 1, 8, 4), Tile(64, 1, 4, 4)] if gated else [Tile(128, 1, 8, 4), Tile(128, 2, 8, 3)]
+MANY = (Tile(128, 1, 8, 4), Tile(128, 2, 8, 3))
 
 
 def cases_of(type: QuantType, name: str) -> list[Case]:
@@ -157,7 +156,7 @@ def cases_of(type: QuantType, name: str) -> list[Case]:
             if rows <= bm
         ]
     mine += [Case(type, True, n, k, gated, 64, s) for s in middle(type)]
-    mine += [Case(type, True, n, k, gated, rows, t) for t in many(gated) for rows in (64, 512, 4096)]
+    mine += [Case(type, True, n, k, gated, rows, t) for t in MANY for rows in (64, 512, 4096)]
     return today + mine
 
 

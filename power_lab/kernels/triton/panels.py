@@ -21,7 +21,7 @@ class Tile:
     """How many rows are launched. None of it decides bits.
 
     Attributes:
-        bn: columns of a tile. turn: groups of a step. warps, stages: as of `linear.Shape`.
+        bn: rows of the panel in a tile. turn: groups of a step. warps, stages: as of `linear.Shape`.
     """
 
     bn: int
@@ -30,9 +30,8 @@ class Tile:
     stages: int
 
 
-def tile(gated: bool, cols: int, form: Form) -> Tile:
-    turn = 2 if cols % (2 * form.group) == 0 and not gated and not form.affine else 1
-    return Tile(64 if gated else 128, turn, 8, 4)
+def tile(cols: int, form: Form) -> Tile:
+    return Tile(128, 2 if cols % (2 * form.group) == 0 and not form.affine else 1, 8, 4)
 
 
 def launch(
@@ -71,7 +70,7 @@ def launch(
             bias,
             activation,
             splits,
-            chosen or tile(activation > 0, cols, form),
+            chosen or tile(cols, form),
         )
 
 
@@ -88,30 +87,28 @@ def _columns(
 ) -> None:
     form, (rows, cols) = weights[0].form, x.shape
     assert form is not None
-    groups, kinds = cols // form.group, 2 if form.affine else 1
-    parts = 2 if activation else 1
-    size = triton.cdiv(cols // 2 + kinds * groups, 4) * 4  # floats of a column, so many that panels are aligned
-    most = scratch.numel() // (parts * size)
+    groups, kinds, parts = cols // form.group, 2 if form.affine else 1, 2 if activation else 1
+    size = (
+        triton.cdiv(cols // 2 + kinds * groups, 4) * 4
+    )  # floats of a row of the panel, so many that factors are aligned
+    most = scratch.numel() // (parts * size) // 8 * 8
     column = 0
     for weight in weights[:1] if activation else weights:
         for first in range(0, weight.rows, most):
             count = min(most, weight.rows - first)
-            made = []
-            for i, w in enumerate((weight, weights[-1])[:parts]):
-                held = scratch[i * most * size : (i * most + count) * size]
-                panel = held[: count * cols // 2].view(torch.bfloat16).view(count, cols)
-                factors = held[count * cols // 2 :]
-                spread[triton.cdiv(count, 64), triton.cdiv(cols, form.tile)](
-                    arguments(w), panel, factors, first, count, cols, BN=64, FORM=form,
+            height = triton.cdiv(count, 8) * 16 if activation else count
+            panel = scratch[: height * cols // 2].view(torch.bfloat16).view(height, cols)
+            factors = scratch[height * cols // 2 : height * size]
+            for part, one in enumerate((weight, weights[-1])[:parts]):
+                spread[triton.cdiv(height // parts, 64), triton.cdiv(cols, form.tile)](
+                    arguments(one), panel, factors, first, count, height, part, cols, PARTS=parts, BN=64, FORM=form,
                     INTERPRET=triton.knobs.runtime.interpret, num_warps=2, enable_fp_fusion=False, **chain.options(x.device),
                 )  # fmt: skip
-                made.append((TensorDescriptor.from_tensor(panel, [t.bn, form.group]), factors))
-            one, two = made[0], made[-1]
             result = out[:, column : column + count]
-            part = result if bias is None else bias[column : column + count]
-            grouped_wide[(triton.cdiv(rows, ROWS) * triton.cdiv(count, t.bn),)](
-                TensorDescriptor.from_tensor(x, [ROWS, form.group]), one[0], two[0], one[1], two[1], sums, result, part,
-                rows, count, cols, out.stride(0), triton.cdiv(rows, ROWS) * ROWS, splits[1],
+            grouped_wide[(triton.cdiv(rows, ROWS) * triton.cdiv(height, t.bn),)](
+                TensorDescriptor.from_tensor(x, [ROWS, form.group]), TensorDescriptor.from_tensor(panel, [t.bn, form.group]), factors, sums,
+                result, result if bias is None else bias[column : column + count],
+                rows, count, height, cols, out.stride(0), triton.cdiv(rows, ROWS) * ROWS, splits[1],
                 GROUP=form.group, TURN=t.turn, AFFINE=form.affine, BN=t.bn, BM=ROWS, SPLITS=splits[0], ACTIVATION=activation,
                 BIASED=bias is not None, BAND=BAND, INTERPRET=triton.knobs.runtime.interpret,
                 num_warps=t.warps, num_stages=t.stages, enable_fp_fusion=False, **chain.options(x.device),

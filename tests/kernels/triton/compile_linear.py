@@ -161,22 +161,22 @@ def compiled_panels(group: int, affine: bool, gated: bool) -> CompiledKernel:
     """The kernel of many rows, of splits."""
     stored = form(QuantType.Q6_K if group == 16 else QuantType.Q4_K if affine else QuantType.Q4_0, True)
     assert stored is not None
-    t = panels.tile(gated, 4096, stored)
+    t = panels.tile(4096, stored)
     constants = {
         "GROUP": group, "TURN": t.turn, "AFFINE": affine, "BN": t.bn, "BM": panels.ROWS, "SPLITS": 4, "ACTIVATION": int(gated),
         "BIASED": False, "BAND": panels.BAND, "PDL": True, "INTERPRET": False,
     }  # fmt: skip
     tile = f"tensordesc<bf16[{t.bn},{group}]>"
     types = {
-        "X": f"tensordesc<bf16[{panels.ROWS},{group}]>", "one": tile, "two": tile, "Factors": "*fp32", "Factors2": "*fp32",
-        "Sums": "*fp32", "Out": "*bf16" if gated else "*fp32", "Bias": "*fp32", "R": "i32", "N": "i32", "K": "i32", "pitch": "i32",
+        "X": f"tensordesc<bf16[{panels.ROWS},{group}]>", "panel": tile, "Factors": "*fp32", "Sums": "*fp32",
+        "Out": "*bf16" if gated else "*fp32", "Bias": "*fp32", "R": "i32", "N": "i32", "height": "i32", "K": "i32", "pitch": "i32",
         "padded": "i32", "span": "i32",
     }  # fmt: skip
     source = ASTSource(
         fn=grouped_wide,
         signature=types | dict.fromkeys(constants, "constexpr"),
         constexprs=constants,
-        attrs={(i,): ALIGNED for i in (*range(3, 8), *range(9, 14))},
+        attrs={(i,): ALIGNED for i in (*range(2, 6), *range(7, 13))},
     )
     options = {"num_warps": t.warps, "num_stages": t.stages, "enable_fp_fusion": False, "launch_pdl": True}
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
