@@ -84,8 +84,7 @@ class Runner:
         self.model = model
         self.ops: Ops = model.ops
         self.graphs = Graphs(self.ops, graph_bytes, graphs)
-        widest = [self.graphs.coverage.cover(count) or count for count in (sizes.rows, sizes.sampled)]
-        rows, sampled = max(widest[0], sizes.rows), max(widest[1], sizes.sampled)
+        rows, sampled = (self.graphs.coverage.cover(count) or count for count in (sizes.rows, sizes.sampled))
         pages = -(-sizes.context // BLOCK)
         self.workspace = Workspace.make(model.spec, self.ops, rows, sampled)
         self.inputs = Inputs(self.ops, rows, sampled, sizes.spans, pages)
@@ -120,9 +119,9 @@ class Runner:
         A token id below 0 in the plan, -q - 1, stands for draw q of the step launched before this one.
         """
         start = self._clock()
-        lists = sampler.lists(plan, requests)
+        lists, draw = sampler.lists(plan, requests), sampler.draw(plan, requests)
         sampled = sum(span.sampled for span in plan.spans)
-        asked = self._shape(plan.rows, sampled, sampler.draw(plan, requests), lists is not None)
+        asked = self._shape(plan.rows, sampled, draw, lists is not None)
         shape = self.graphs.cover(asked)
         layout = self.inputs.layout(shape.rows, shape.sampled)
         with self.ops.step():
@@ -134,7 +133,7 @@ class Runner:
             if not sampled:
                 return Launched(plan, None, False, forwarded - start, 0.0)
             if shape.sampling == "apart":
-                self._draw_apart(layout, logits, lists, sampler.draw(plan, requests))
+                self._draw_apart(layout, logits, lists, draw)
             top = sampler.wanted_logprobs(plan, requests)
             tokens = self._tokens[:sampled]
             beside = () if top is None else self.ops.logprobs(logits, tokens, top)
@@ -166,10 +165,10 @@ class Runner:
         return logits
 
     def _draw_apart(self, layout: Layout, logits: Array, lists: sampler.Lists | None, draw: Draw) -> None:
-        count = logits.shape[0]
-        rows = layout.draws
+        count, rows = logits.shape[0], layout.draws
         if lists is not None:
             history, ids, values = map(self.ops.asarray, (lists.history, lists.bias_ids, lists.bias_values))
             rows = replace(rows, history=history, bias_ids=ids, bias_values=values)
-        rows = replace(rows, **{name: getattr(rows, name)[:count] for name in sampler.COLUMNS})
+        if count < rows.positions.shape[0]:  # the layout is padded
+            rows = replace(rows, **{name: getattr(rows, name)[:count] for name in sampler.COLUMNS})
         self.ops.sample(logits, rows, self._tokens[:count], draw)

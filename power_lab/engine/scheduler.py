@@ -97,9 +97,8 @@ class Scheduler:
         self._reuse = reuse
         self._steps = 0
         self._flying: list[StepPlan] = []  # planned, neither committed nor aborted; at most two
-        self._lost: set[tuple[int, int]] = (
-            set()
-        )  # (step, request) in flight whose request ended or lost its blocks meanwhile
+        # (step, request) in flight whose request ended or lost its blocks meanwhile.
+        self._lost: set[tuple[int, int]] = set()
 
     def __iter__(self) -> Iterator[Request]:
         yield from self.running

@@ -61,17 +61,8 @@ def launch(
                 part, sums, len(part), cols, padded, BM=ROWS, GROUP=form.group,
                 INTERPRET=triton.knobs.runtime.interpret, num_warps=1, enable_fp_fusion=False, **chain.options(x.device),
             )  # fmt: skip
-        _columns(
-            part,
-            weights,
-            result,
-            sums,
-            scratch[sums.numel() :],
-            bias,
-            activation,
-            splits,
-            chosen or tile(cols, form),
-        )
+        rest = scratch[sums.numel() :]
+        _columns(part, weights, result, sums, rest, bias, activation, splits, chosen or tile(cols, form))
 
 
 def _columns(
@@ -90,7 +81,7 @@ def _columns(
     groups, kinds, parts = cols // form.group, 2 if form.affine else 1, 2 if activation else 1
     size = (
         triton.cdiv(cols // 2 + kinds * groups, 4) * 4
-    )  # floats of a row of the panel, so many that factors are aligned
+    )  # floats of a row of the panel: so many that factors are aligned
     most = scratch.numel() // (parts * size) // 8 * 8
     column = 0
     for weight in weights[:1] if activation else weights:
