@@ -15,7 +15,7 @@ from power_lab.kernels.probe import random_blocks
 from power_lab.kernels.quants import GEOMETRY, QuantType
 from power_lab.kernels.triton.embed import embed
 from power_lab.kernels.triton.linear import Workspace, gate_up, linear
-from power_lab.kernels.triton.planes import FORMS, GROUPED, DeviceWeight
+from power_lab.kernels.triton.planes import FORMS, DeviceWeight
 from tests.kernels.triton.matrices import on_device, weight
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
@@ -38,11 +38,6 @@ def poison(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.full(shape, torch.nan, device="cuda", dtype=dtype)
 
 
-def given(type: QuantType, values: torch.Tensor) -> torch.Tensor:
-    """What products are of: values rounded to bf16, unless the sums of integers are scaled."""
-    return values if GROUPED and type in FORMS else values.bfloat16()
-
-
 def shapes_of(type: QuantType) -> list[tuple[int, int]]:
     """Real ones, and one whose edges are odd."""
     odd = (333, 768 if type in LARGE_BLOCKS else 672)
@@ -54,7 +49,7 @@ def shapes_of(type: QuantType) -> list[tuple[int, int]]:
 def test_values_on_real_shapes(type: QuantType, work: Workspace) -> None:
     for n, k in shapes_of(type):
         stored, values = weight(type, n, k, device="cuda")
-        rounded = given(type, values)
+        rounded = values.bfloat16()  # what the matrix unit is given
         bias = torch.randn(n, device="cuda")
         for rows in (1, 16, 33, 100, 300):
             x, out = activations(rows, k), poison(rows + 1, n)
@@ -86,7 +81,6 @@ def test_every_row_count_gives_the_same_bits(type: QuantType, work: Workspace) -
             assert active.isfinite().all()
 
 
-@pytest.mark.skipif(GROUPED, reason="stored codes have sums of their own")
 @pytest.mark.parametrize("type", list(FORMS))
 def test_stored_codes_give_the_bits_of_their_values(type: QuantType, work: Workspace) -> None:
     """As bf16: whatever unpacks them, and whatever tiles either is computed in."""
@@ -133,7 +127,7 @@ def test_bits_at_eight_billion(type: QuantType, n: int, k: int, work: Workspace)
 )
 def test_stacked_weights(types: tuple[QuantType, ...], work: Workspace) -> None:
     parts = [weight(type, n, 640, seed=n, device="cuda") for type, n in zip(types, (1024, 256, 250), strict=True)]
-    values, weights = torch.cat([given(w.type, v).float() for w, v in parts]), tuple(w for w, _ in parts)
+    values, weights = torch.cat([v for _, v in parts]).bfloat16(), tuple(w for w, _ in parts)
     bias = torch.randn(1530, device="cuda")
     x, alone = activations(512, 640), poison(512, 1530)
     for r in range(512):
@@ -153,7 +147,7 @@ def test_gated_values(types: tuple[QuantType, QuantType], activation: Activation
     for rows in (1, 16, 100, 3000):
         x, out = activations(rows, 1024) / 16, poison(rows, 3072, dtype=torch.bfloat16)
         gate_up(x, gate, up, out, work, activation)
-        want = reference.gate_up(x, given(types[0], g), given(types[1], u), activation)
+        want = reference.gate_up(x, g.bfloat16(), u.bfloat16(), activation)
         assert (out.double() - want).norm() / want.norm() < 3e-3, "half a unit of bf16's last place"
         one = poison(1, 3072, dtype=torch.bfloat16)
         gate_up(x[-1:], gate, up, one, work, activation)

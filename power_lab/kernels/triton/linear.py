@@ -16,21 +16,15 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from power_lab.kernels.ops import Activation
 from power_lab.kernels.quants import QuantType
-from power_lab.kernels.triton import chain, panels
-from power_lab.kernels.triton.planes import FORMS, GROUPED, DeviceWeight, arguments, form
+from power_lab.kernels.triton import chain
+from power_lab.kernels.triton.planes import FORMS, DeviceWeight, arguments
 from power_lab.kernels.triton.product import combine, product
 from power_lab.kernels.triton.wide import spread, wide
 
-_STORED = (
-    "stored codes as integers: for each group of a scale, dot = sum of x * level in steps of 16 from zero, then sum = fma(dot, scale, sum) "
-    "and, where there are minima, sum = fma(sum of x, minimum, sum), scales and minima f32; "
-    if GROUPED
-    else ""
-)
 PLAN = (
-    f"bf16 operands (a weight is rounded once, from its f32 value), f32 sums over k in order; {_STORED}"
-    "reduction(N, K, whether stored) cuts K into splits, whose sums are added in order; + bias; silu(g) = g / (1 + e^-g); "
-    "gelu_tanh(g) = g / (1 + e^-2u), u = sqrt(2 / pi) (g + 0.044715 g^3); no fusion"
+    "bf16 operands (a weight is rounded once, from its f32 value), f32 sums over k in order; reduction(N, K, whether stored) cuts K into "
+    "splits, whose sums are added in order; + bias; silu(g) = g / (1 + e^-g); gelu_tanh(g) = g / (1 + e^-2u), "
+    "u = sqrt(2 / pi) (g + 0.044715 g^3); no fusion"
 )
 NONE, SILU, GELU_TANH = range(3)
 ACTIVATIONS: dict[Activation, int] = {"silu": SILU, "gelu_tanh": GELU_TANH}
@@ -92,13 +86,11 @@ class Shape:
 
 
 @lru_cache(maxsize=4096)
-def shape(columns: int, cols: int, type: QuantType, gated: bool, rows: int, grouped: bool = GROUPED) -> Shape:
+def shape(columns: int, cols: int, type: QuantType, gated: bool, rows: int) -> Shape:
     """The launch for `rows` rows and weights [columns, cols]; of gated products, columns of one of the two."""
     bm = next(most for most in (16, 32, 64, NARROW) if rows <= most)
-    if stored := form(type, grouped):
-        return (
-            _grouped_shape(stored.tile, gated, bm) if grouped else _stored_shape(columns, cols, stored.depth, gated, bm)
-        )
+    if type in FORMS:
+        return _stored_shape(columns, cols, FORMS[type].depth, gated, bm)
     large = columns > 16384  # as of logits: programs enough to keep the memory busy without a look ahead
     if bm == 16:
         return Shape(128, 64, bm, 4, 3 if large else 4 if gated or cols >= 8192 else 6, 0 if large else 8)
@@ -118,11 +110,6 @@ def _stored_shape(columns: int, cols: int, depth: int, gated: bool, bm: int) -> 
     if columns > 4096 and cols % 256 == 0:
         return Shape(256, 64, bm, 4, 2, 2)
     return Shape(depth, 128, bm, 8, 3, 2)
-
-
-def _grouped_shape(depth: int, gated: bool, bm: int) -> Shape:
-    """As `shape`, of sums that are scaled group by group: two warps, for which the matrix unit takes operands from registers."""
-    return Shape(depth, 32 if gated or bm > 32 else 64, min(bm, 32 if gated else 64), 2, 3, 0 if gated else 2)
 
 
 def reduction(columns: int, cols: int, gated: bool, stored: bool) -> tuple[int, int]:
@@ -217,18 +204,14 @@ def _launch(
 ) -> None:
     """A product of weights of one type: side by side, or gated."""
     rows, cols = x.shape
-    stored = weights[0].form
-    if rows > NARROW and stored is not None and stored.grouped:
-        splits = reduction(out.shape[1], cols, activation != NONE, True)
-        panels.launch(x, weights, out, work.partials, bias, activation, splits)
-    elif rows > NARROW and stored is not None:
+    if rows > NARROW and weights[0].type in FORMS:
         _launch_panels(x, weights, out, work, bias, activation)
     elif rows > NARROW and cols % 8 == 0:
         _launch_wide(x, weights, out, bias, activation)
     else:
         for first in range(0, rows, NARROW):
             part, result = x[first : first + NARROW], out[first : first + NARROW]
-            s = shape(out.shape[1], cols, weights[0].type, activation != NONE, len(part), weights[0].grouped)
+            s = shape(out.shape[1], cols, weights[0].type, activation != NONE, len(part))
             launch(part, weights, result, work, bias, activation, s)
 
 
@@ -250,7 +233,7 @@ def launch(
         x, tuple(arguments(w) for w in weights), out, out if bias is None else bias, work.partials, work.counters,
         rows, cols, columns, out.stride(0), depth,
         FORM=weights[0].form, BN=s.bn, BM=s.bm, BK=s.bk, SPLITS=splits, ACTIVATION=activation, BIASED=bias is not None,
-        EVEN=cols % s.bk == 0, STREAM=rows <= s.bm, BAND=BAND, AHEAD=s.ahead, WARPS=s.warps, INTERPRET=triton.knobs.runtime.interpret,
+        EVEN=cols % s.bk == 0, STREAM=rows <= s.bm, BAND=BAND, AHEAD=s.ahead, INTERPRET=triton.knobs.runtime.interpret,
         num_warps=s.warps, num_stages=s.stages, enable_fp_fusion=False, **chain.options(x.device),
     )  # fmt: skip
 

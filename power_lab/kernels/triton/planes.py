@@ -15,20 +15,11 @@ becomes an array of its own, the depth (K) its slowest axis, so that a tile of c
 - `values` bf16 [N, K]: types without blocks.
 
 Steps are whole, so a K that is no multiple of one is filled up with codes and scales of 0.
-
-Where products scale the sums of groups (`GROUPED`), a tile is a step, and a word holds codes of one place in several of its chunks of 16
-values, so that what a shift leaves of a tile of words is an operand of the matrix unit:
-
-- `codes` int16 [tiles, N, words]: lane t's words lie side by side, four for each run of F chunks: of the values 2 t, 2 t + 1, 2 t + 8 and
-  2 t + 9 of each. Bits f * low and up of those of run w are the code in chunk w * F + f.
-- `high` int16 [tiles, N, 16]: a word for each of the four places of a lane, the remaining bits of chunk c at bits c * high and up.
-- Codes of six bits are whole where they can be, which saves shifts. The word of run w has chunk 4 w at its bits 0 to 5, 4 w + 1 at 6 to 11,
-  the low four bits of 4 w + 2 at 12 to 15; that of `high` has chunk 4 w + 3 at bits 6 w and up, the top two of 4 w + 2 at 12 + 2 w and up.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -41,7 +32,6 @@ if TYPE_CHECKING:
     import torch
 
 CHUNK = 1 << 20  # values that are repacked at a time, so that temporaries stay small whatever the matrix is
-GROUPED = False  # whether products scale the sums of groups, where their weights are stored codes (`grouped`)
 SMALL = 1 << 21  # values of a matrix that is held as bf16, however it is stored
 PLANES = ("codes", "high", "scale", "minimum", "subs", "sub_minima")
 """In the order in which kernels take them."""
@@ -59,7 +49,6 @@ class Form:
         block: values of a scale. sub: values of a sub-block, 0 where there are none.
         affine: whether a minimum belongs to each scale.
         exponent: whether a scale is a binary exponent. book: what codes stand for, where those are no consecutive integers.
-        grouped: values of a tile whose words hold codes of one place in several chunks; 0 where words are of pairs.
     """
 
     low: int
@@ -70,7 +59,6 @@ class Form:
     affine: bool
     exponent: bool
     book: tuple[int, ...] | None
-    grouped: int = 0
 
     @property
     def fields(self) -> int:
@@ -80,7 +68,7 @@ class Form:
     @property
     def tile(self) -> int:
         """Values of a row that are unpacked at a time."""
-        return self.depth if self.grouped else 256 if self.low == 2 else 128
+        return 256 if self.low == 2 else 128
 
     @property
     def words(self) -> int:
@@ -89,7 +77,7 @@ class Form:
     @property
     def depth(self) -> int:
         """Values of one step of a product: one or two tiles, whole in every plane."""
-        return self.grouped or (256 if self.low == 2 or self.fields * self.high == 4 else 128)
+        return 256 if self.fields * self.high == 4 else self.tile
 
     @property
     def group(self) -> int:
@@ -111,12 +99,6 @@ def _form(type: QuantType) -> Form:
 
 
 FORMS: dict[QuantType, Form] = {type: _form(type) for type in LAYOUTS}
-GROUPED_FORMS = {type: replace(form, grouped=form.depth) for type, form in FORMS.items()}
-
-
-def form(type: QuantType, grouped: bool = GROUPED) -> Form | None:
-    """How a type lies in planes, and what kernels are compiled for; None for types without blocks."""
-    return (GROUPED_FORMS if grouped else FORMS).get(type)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -125,18 +107,18 @@ class DeviceWeight:
 
     Attributes:
         type: how values were stored. rows: N. cols: K.
-        planes: by the names above; bf16 values are torch.bfloat16. grouped: which of their forms they have.
+        planes: by the names above; bf16 values are torch.bfloat16.
     """
 
     type: QuantType
     rows: int
     cols: int
     planes: dict[str, torch.Tensor]
-    grouped: bool = GROUPED
 
     @property
     def form(self) -> Form | None:
-        return form(self.type, self.grouped)
+        """What kernels are compiled for; None for types without blocks."""
+        return FORMS.get(self.type)
 
     @property
     def nbytes(self) -> int:
@@ -174,7 +156,7 @@ def at_load(type: QuantType, rows: int, cols: int, host: np.ndarray) -> tuple[Qu
     return QuantType.F32, {"values": dequantise(raw.reshape(rows, pitch), type, cols)}
 
 
-def repack(type: QuantType, rows: int, cols: int, host: np.ndarray, grouped: bool = GROUPED) -> dict[str, np.ndarray]:
+def repack(type: QuantType, rows: int, cols: int, host: np.ndarray) -> dict[str, np.ndarray]:
     """The planes of a stored matrix. `host` is any array of its bytes; bf16 values come as int16 bits.
 
     Raises:
@@ -186,29 +168,32 @@ def repack(type: QuantType, rows: int, cols: int, host: np.ndarray, grouped: boo
         raise ValueError(f"{raw.size} bytes are not {rows} rows of {cols} {type.name} values")
     if type in _PLAIN:
         return {"values": raw.view(_PLAIN[type]).reshape(rows, cols)}
-    form = (GROUPED_FORMS if grouped else FORMS)[type]
+    form = FORMS[type]
     blocks = raw.reshape(rows, pitch)
     whole = -(-cols // form.depth) * form.depth
     planes: dict[str, np.ndarray] = {}
     for first in range(0, rows, span := max(1, CHUNK // cols)):
         part = blocks[first : first + span]
         fields = unpack(type, part.reshape(-1, GEOMETRY[type][1]))
-        for name, numbers in _planes(type, form, len(part), whole, fields).items():
+        for name, numbers in _planes(type, len(part), whole, fields).items():
             if name not in planes:
                 planes[name] = np.empty((len(numbers), rows, *numbers.shape[2:]), numbers.dtype)
             planes[name][:, first : first + span] = numbers
     return planes
 
 
-def _planes(type: QuantType, form: Form, rows: int, whole: int, fields: Fields) -> dict[str, np.ndarray]:
+def _planes(type: QuantType, rows: int, whole: int, fields: Fields) -> dict[str, np.ndarray]:
     """The planes of whole rows, filled up to `whole` values."""
-    layout = LAYOUTS[type]
+    form, layout = FORMS[type], LAYOUTS[type]
     codes = fields.codes.reshape(rows, -1)
     if type == QuantType.Q8_0:
         codes = codes ^ np.uint8(128)
-    codes = _filled(codes, whole)
-    planes = _in_chunks(codes, form) if form.grouped else _in_pairs(codes, form)
-    planes["scale"] = _of_blocks(fields.scale, rows, whole, form)
+    # Axes: row, step, tile, pair, field, lane, which of a pair; then lanes come before pairs, and fields last but one.
+    codes = _filled(codes, whole).reshape(rows, whole // form.depth, form.depth // form.tile, -1, form.fields, 4, 2)
+    codes = codes.transpose(0, 1, 2, 5, 3, 4, 6).reshape(*codes.shape[:3], -1, form.fields, 2)
+    planes = {"codes": _low(codes, form), "scale": _of_blocks(fields.scale, rows, whole, form)}
+    if form.high:
+        planes["high"] = _high(codes, form)
     if form.affine:
         planes["minimum"] = _of_blocks(fields.minimum, rows, whole, form)
     if form.sub:
@@ -241,52 +226,6 @@ def _of_blocks(numbers: np.ndarray, rows: int, whole: int, form: Form) -> np.nda
 def _of_groups(numbers: np.ndarray, rows: int, whole: int, form: Form) -> np.ndarray:
     filled = _filled(numbers.reshape(rows, -1), whole // form.group)
     return filled.reshape(rows, -1, form.tile // form.group).transpose(1, 0, 2)
-
-
-def _in_pairs(codes: np.ndarray, form: Form) -> dict[str, np.ndarray]:
-    """Codes and high bits of codes [rows, whole]."""
-    # Axes: row, step, tile, pair, field, lane, which of a pair; then lanes come before pairs, and fields last but one.
-    codes = codes.reshape(len(codes), -1, form.depth // form.tile, form.words // 8, form.fields, 4, 2)
-    codes = codes.transpose(0, 1, 2, 5, 3, 4, 6).reshape(*codes.shape[:3], -1, form.fields, 2)
-    return {"codes": _low(codes, form)} | ({"high": _high(codes, form)} if form.high else {})
-
-
-def _in_chunks(codes: np.ndarray, form: Form) -> dict[str, np.ndarray]:
-    """As `_in_pairs`, in the order of grouped planes."""
-    if form.low + form.high == 6:
-        return _six_bits(codes, form)
-    runs = form.words // 16
-    # Axes: row, tile, run, field, half, lane, which of a pair; then lane, run, half, which of a pair, and fields last.
-    low = (codes & np.uint8((1 << form.low) - 1)).reshape(len(codes), -1, runs, form.fields, 2, 4, 2)
-    low = low.transpose(1, 0, 5, 2, 4, 6, 3).reshape(-1, len(codes), form.words, form.fields)
-    planes = {"codes": _joined(low, form.low)}
-    if form.high:
-        high = (codes >> np.uint8(form.low)).reshape(len(codes), -1, form.tile // 16, 2, 4, 2)
-        high = high.transpose(1, 0, 4, 3, 5, 2).reshape(-1, len(codes), 16, form.tile // 16)
-        planes["high"] = _joined(high, form.high)
-    return planes
-
-
-def _six_bits(codes: np.ndarray, form: Form) -> dict[str, np.ndarray]:
-    # Axes: row, tile, run, which of its chunks, half, lane, which of a pair; then tile, row, lane, run, half, which of a pair.
-    codes = codes.astype(np.uint16).reshape(len(codes), -1, 2, 4, 2, 4, 2).transpose(3, 1, 0, 5, 2, 4, 6)
-    first, second, third, last = codes
-    top = third >> np.uint16(4)
-    words = first | second << np.uint16(6) | third << np.uint16(12)
-    high = (
-        last[..., 0, :, :]
-        | last[..., 1, :, :] << np.uint16(6)
-        | top[..., 0, :, :] << np.uint16(12)
-        | top[..., 1, :, :] << np.uint16(14)
-    )
-    shape = words.shape[:2]
-    return {"codes": words.reshape(*shape, form.words).view(np.int16), "high": high.reshape(*shape, 16).view(np.int16)}
-
-
-def _joined(parts: np.ndarray, bits: int) -> np.ndarray:
-    """int16 words of the last axis, each part `bits` above the one before."""
-    shifts = np.arange(parts.shape[-1], dtype=np.uint16) * np.uint16(bits)
-    return np.bitwise_or.reduce(parts.astype(np.uint16) << shifts, axis=-1).view(np.int16)
 
 
 def _low(codes: np.ndarray, form: Form) -> np.ndarray:

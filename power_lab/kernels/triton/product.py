@@ -11,13 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from power_lab.kernels.triton import chain, grouped, unpack
-from power_lab.kernels.triton.planes import Form
-
-
-@triton.constexpr_function
-def is_grouped(form: Form | None) -> bool:
-    return form is not None and form.grouped > 0
+from power_lab.kernels.triton import chain, unpack
 
 
 @triton.jit
@@ -156,7 +150,7 @@ def product(
     X, weights, Out, Bias, Partials, Counters, R, K, columns, pitch, span,
     FORM: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, SPLITS: tl.constexpr,
     ACTIVATION: tl.constexpr, BIASED: tl.constexpr, EVEN: tl.constexpr, STREAM: tl.constexpr, BAND: tl.constexpr,
-    AHEAD: tl.constexpr, WARPS: tl.constexpr, PDL: tl.constexpr, INTERPRET: tl.constexpr,
+    AHEAD: tl.constexpr, PDL: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
     """Out[R, columns], its rows `pitch` apart, of weights that lie side by side, or of two that are gated. Program (tile, split).
 
@@ -197,14 +191,7 @@ def product(
             _ahead(two, n, N, K, split * span, FORM, AHEAD, PDL)
     chain.wait(PDL)
     first_k, end = split * span, tl.minimum(K, (split + 1) * span)
-    if is_grouped(FORM):
-        acc, beside = grouped.sums(
-            X, one, two, n, nm, N, r, rm, K, first_k, end, FORM, BN, BM, EVEN, GATED, POLICY, WARPS, INTERPRET
-        )
-    else:
-        acc, beside = _sum(
-            X, one, two, n, nm, N, r, rm, K, first_k, end, FORM, BN, BM, BK, EVEN, GATED, POLICY, INTERPRET
-        )
+    acc, beside = _sum(X, one, two, n, nm, N, r, rm, K, first_k, end, FORM, BN, BM, BK, EVEN, GATED, POLICY, INTERPRET)
     if SPLITS == 1:
         _store(Out, Bias, acc, beside, at, out_column, mask, ACTIVATION, BIASED)
     else:

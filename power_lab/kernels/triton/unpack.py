@@ -56,7 +56,7 @@ def assembly(form: Form, half: int) -> str:
         for there in (True, fused(form), form.affine)
     )
     lines = ["{ .reg .b32 c<8>, t, u; .reg .f32 f<2>;"]
-    lines += book_lookup(form, word) if form.book else _bytes(form, word, high, half)
+    lines += _book(form, word) if form.book else _bytes(form, word, high, half)
     for field in range(form.fields):
         group = field * count // form.fields
         for lane in range(2):
@@ -101,7 +101,7 @@ def _bytes(form: Form, word: str, high: str, half: int) -> list[str]:
 
 
 @triton.constexpr_function
-def book_lookup(form: Form, word: str) -> list[str]:
+def _book(form: Form, word: str) -> list[str]:
     """Four codes of either word looked up at a time: by their low bits in both halves of the book, of which their top bits choose."""
     words = [f"{word_of(form.book, at) & 0xFFFFFFFF:#x}" for at in (0, 4, 8, 12)]
     lines = [f"mov.b32 c{4 + i}, {w};" for i, w in enumerate(words)]
@@ -179,63 +179,35 @@ def _scales(planes, stored, at, mask, FORM: tl.constexpr):
 
 
 @triton.jit
-def level(planes, row, k, N, mask, FORM: tl.constexpr):
-    """int32, what the codes k of rows `row` (int64) stand for: any shapes that broadcast."""
+def gathered(planes, row, k, N, mask, FORM: tl.constexpr):
+    """f32 values k of rows `row` (int64): any shapes that broadcast."""
     place = k % FORM.tile
     t = (k // FORM.tile).to(tl.int64)
-    if FORM.grouped:
-        chunk = place // 16
-        field = chunk % FORM.fields
-        at = place % 8 // 2 * 4 + place % 16 // 8 * 2 + place % 2  # of words of one run
-        word = at // 4 * (FORM.words // 4) + chunk // FORM.fields * 4 + at % 4
-    else:
-        eight = place // 8
-        field = eight % FORM.fields
-        word = place % 8 // 2 * (FORM.words // 4) + eight // FORM.fields * 2 + place % 2
-    code = tl.load(planes[0] + (t * N + row) * FORM.words + word, mask=mask, other=0).to(tl.int32)
-    if FORM.grouped and FORM.low + FORM.high == 6:
-        high = tl.load(planes[1] + (t * N + row) * 16 + at, mask=mask, other=0).to(tl.int32)
-        run = chunk // FORM.fields
-        third = code >> 12 & 15 | (high >> (12 + 2 * run) & 3) << 4
-        code = tl.where(field == 2, third, tl.where(field == 3, high >> (6 * run), code >> (6 * field)) & 63)
-    else:
-        code = code >> (field * FORM.low) & ((1 << FORM.low) - 1)
-    if FORM.high > 0 and not (FORM.grouped and FORM.low + FORM.high == 6):
-        if FORM.grouped:
-            high = tl.load(planes[1] + (t * N + row) * 16 + at, mask=mask, other=0).to(tl.int32)
-            field = chunk
-        else:
-            step = (k // FORM.depth).to(tl.int64)
-            high = tl.load(planes[1] + (step * N + row) * 32 + word, mask=mask, other=0).to(tl.int32)
-            field += k % FORM.depth // FORM.tile * FORM.fields
+    eight = place // 8
+    field = eight % FORM.fields
+    word = place % 8 // 2 * (FORM.words // 4) + eight // FORM.fields * 2 + place % 2
+    code = tl.load(planes[0] + (t * N + row) * FORM.words + word, mask=mask, other=0).to(tl.int32) >> (field * FORM.low)
+    code = code & ((1 << FORM.low) - 1)
+    if FORM.high > 0:
+        step = (k // FORM.depth).to(tl.int64)
+        high = tl.load(planes[1] + (step * N + row) * 32 + word, mask=mask, other=0).to(tl.int32)
+        field += k % FORM.depth // FORM.tile * FORM.fields
         code |= ((high >> (field * FORM.high)) & ((1 << FORM.high) - 1)) << FORM.low
-    if FORM.book is None:
-        return code - FORM.zero
-    else:
+    at = (t * N + row) * (FORM.tile // FORM.group) + place // FORM.group
+    block = at
+    if FORM.sub > 0:
+        block = (k // FORM.block).to(tl.int64) * N + row
+    scale, offset = _scales(planes, of_blocks(planes, block, mask, FORM), at, mask, FORM)
+    level = code - FORM.zero
+    if FORM.book is not None:
         W0: tl.constexpr = word_of(FORM.book, 0)
         W1: tl.constexpr = word_of(FORM.book, 4)
         W2: tl.constexpr = word_of(FORM.book, 8)
         W3: tl.constexpr = word_of(FORM.book, 12)
         four = tl.where(code < 8, tl.where(code < 4, W0, W1), tl.where(code < 12, W2, W3))
-        return ((four >> ((code & 3) * 8)) & 255) - 128
-
-
-@triton.jit
-def scales(planes, row, k, N, mask, FORM: tl.constexpr):
-    """f32 scale and minimum (where there is none, the scale again) of the groups of values k of rows `row` (int64)."""
-    at = ((k // FORM.tile).to(tl.int64) * N + row) * (FORM.tile // FORM.group) + k % FORM.tile // FORM.group
-    block = at
-    if FORM.sub > 0:
-        block = (k // FORM.block).to(tl.int64) * N + row
-    return _scales(planes, of_blocks(planes, block, mask, FORM), at, mask, FORM)
-
-
-@triton.jit
-def gathered(planes, row, k, N, mask, FORM: tl.constexpr):
-    """f32 values k of rows `row` (int64): any shapes that broadcast."""
-    scale, minimum = scales(planes, row, k, N, mask, FORM)
-    value = scale * level(planes, row, k, N, mask, FORM).to(tl.float32)
-    return value + minimum if FORM.affine else value
+        level = ((four >> ((code & 3) * 8)) & 255) - 128
+    value = scale * level.to(tl.float32)
+    return value + offset if FORM.affine else value
 
 
 @triton.constexpr_function

@@ -9,15 +9,13 @@ from power_lab.kernels.dequantise import dequantise
 from power_lab.kernels.layouts import IQ4_LEVELS, LAYOUTS
 from power_lab.kernels.probe import random_blocks
 from power_lab.kernels.quants import GEOMETRY, QuantType, row_bytes
-from power_lab.kernels.triton.planes import SMALL, Form, at_load, form, repack
+from power_lab.kernels.triton.planes import FORMS, SMALL, at_load, repack
 
 
-def codes_of(form: Form, planes: dict[str, np.ndarray], cols: int) -> np.ndarray:
+def codes_of(type: QuantType, planes: dict[str, np.ndarray], cols: int) -> np.ndarray:
     """[N, cols] codes, unpacked one by one from what the planes' description says."""
-    k = np.arange(cols)
+    form, k = FORMS[type], np.arange(cols)
     place, tile = k % form.tile, k // form.tile
-    if form.grouped:
-        return codes_in_chunks(form, planes, place, tile)
     sixteen, half, lane = place // 16, place // 8 % 2, place // 2 % 4
     pair, field = sixteen // (form.fields // 2), sixteen % (form.fields // 2) * 2 + half
     word = lane * (form.words // 4) + 2 * pair + place % 2
@@ -30,25 +28,9 @@ def codes_of(form: Form, planes: dict[str, np.ndarray], cols: int) -> np.ndarray
     return codes.T
 
 
-def codes_in_chunks(form: Form, planes: dict[str, np.ndarray], place: np.ndarray, tile: np.ndarray) -> np.ndarray:
-    chunk, lane, of_lane = place // 16, place % 8 // 2, place % 16 // 8 * 2 + place % 2
-    word = lane * (form.words // 4) + chunk // form.fields * 4 + of_lane
-    words = planes["codes"].view(np.uint16)[tile, :, word].astype(np.int64)
-    if form.low + form.high == 6:
-        high = planes["high"].view(np.uint16)[tile, :, lane * 4 + of_lane].astype(np.int64)
-        run, which = (chunk // 4)[:, None], (chunk % 4)[:, None]
-        third = words >> 12 | (high >> 12 + 2 * run & 3) << 4
-        return np.select([which < 2, which == 2], [words >> 6 * which & 63, third], high >> 6 * run & 63).T
-    codes = words >> (chunk % form.fields * form.low)[:, None] & (1 << form.low) - 1
-    if form.high:
-        high = planes["high"].view(np.uint16)[tile, :, lane * 4 + of_lane].astype(np.int64)
-        codes |= (high >> (chunk * form.high)[:, None] & (1 << form.high) - 1) << form.low
-    return codes.T
-
-
-def values_of(type: QuantType, form: Form, planes: dict[str, np.ndarray], cols: int) -> np.ndarray:
+def values_of(type: QuantType, planes: dict[str, np.ndarray], cols: int) -> np.ndarray:
     """f32 [N, cols]."""
-    k, one = np.arange(cols), np.float32
+    form, k, one = FORMS[type], np.arange(cols), np.float32
 
     def grouped(name: str) -> np.ndarray:
         return planes[name][k // form.tile, :, k % form.tile // form.group].T
@@ -61,7 +43,7 @@ def values_of(type: QuantType, form: Form, planes: dict[str, np.ndarray], cols: 
         levels = np.array(IQ4_LEVELS)
     elif type == QuantType.MXFP4:
         levels = np.array(LAYOUTS[type].levels)
-    value = levels[codes_of(form, planes, cols)].astype(one)
+    value = levels[codes_of(type, planes, cols)].astype(one)
     scale = blocks("scale")
     scale = np.ldexp(one(1), scale.astype(np.int32) - 128) if type == QuantType.MXFP4 else scale.astype(one)
     minimum = -blocks("minimum").astype(one) if form.affine else None
@@ -78,14 +60,12 @@ def values_of(type: QuantType, form: Form, planes: dict[str, np.ndarray], cols: 
 
 @pytest.mark.parametrize("type", list(LAYOUTS))
 @pytest.mark.parametrize(("rows", "blocks"), [(1, 1), (5, 3), (70, 2)])
-@pytest.mark.parametrize("grouped", [False, True])
-def test_planes_hold_every_value(type: QuantType, rows: int, blocks: int, grouped: bool) -> None:
+def test_planes_hold_every_value(type: QuantType, rows: int, blocks: int) -> None:
     cols = blocks * GEOMETRY[type][0]
     stored = random_blocks(type, rows, cols, np.random.default_rng(cols))
-    planes, lies = repack(type, rows, cols, stored, grouped), form(type, grouped)
-    assert lies is not None
+    planes = repack(type, rows, cols, stored)
     want = dequantise(stored, type, cols)
-    got = values_of(type, lies, planes, cols)
+    got = values_of(type, planes, cols)
     assert got.dtype == np.float32
     assert np.array_equal(got.view(np.int32), want.view(np.int32)) or np.array_equal(got, want)
     for name, plane in planes.items():
@@ -93,11 +73,11 @@ def test_planes_hold_every_value(type: QuantType, rows: int, blocks: int, groupe
 
 
 @pytest.mark.parametrize("type", list(LAYOUTS))
-@pytest.mark.parametrize("grouped", [False, True])
-def test_planes_are_as_small_as_the_file(type: QuantType, grouped: bool) -> None:
+def test_planes_are_as_small_as_the_file(type: QuantType) -> None:
     for cols in (1024, 2048, 4096):
-        planes = repack(type, 8, cols, np.zeros(8 * row_bytes(type, cols), np.uint8), grouped)
-        nbytes = sum(plane.nbytes for plane in planes.values())
+        nbytes = sum(
+            plane.nbytes for plane in repack(type, 8, cols, np.zeros(8 * row_bytes(type, cols), np.uint8)).values()
+        )
         assert nbytes <= 1.06 * 8 * row_bytes(type, cols)
 
 
