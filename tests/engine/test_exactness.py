@@ -142,8 +142,8 @@ def run(
         engine.step()
         engine.check()
     record = ticket.result()
-    for other in before:
-        other.result()
+    for said in (record, *(other.result() for other in before)):
+        assert said.finish != "error", said.finish_detail
     tokens = [*record.prompt_tokens, *record.tokens]
     return list(record.tokens), recorder.of(record.id, tokens)
 

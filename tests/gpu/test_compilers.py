@@ -15,7 +15,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.mark.parametrize("kind", ["llama", "gemma2", "qwen3"])
 def test_nothing_is_compiled_after_the_compilers_have_ended(kind: str, tmp_path: Path) -> None:
-    environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path / "kernels"), "PYTHONPATH": str(ROOT)}
+    environment = os.environ | {
+        "TRITON_CACHE_DIR": str(tmp_path / "kernels"),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
+    }
     command = [sys.executable, str(Path(__file__).with_name("compiled.py")), str(tmp_path), kind]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=170, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -57,7 +57,9 @@ def start(file: Path, paths: Paths, **settings: Any) -> Engine:
 
 
 def said(engine: Engine, count: int = 12) -> tuple[int, ...]:
-    return engine.generate(PROMPT, SamplingParams(max_tokens=count, ignore_eos=True, temperature=1.0, seed=3)).tokens
+    record = engine.generate(PROMPT, SamplingParams(max_tokens=count, ignore_eos=True, temperature=1.0, seed=3))
+    assert record.finish == "length", record.finish_detail
+    return record.tokens
 
 
 def held() -> int:

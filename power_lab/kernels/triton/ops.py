@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,6 +35,9 @@ from power_lab.kernels.triton import attention, embed, linear, logprobs, norm, p
 
 DOMAIN = "power-lab/arithmetic/triton/1"
 PINNED = 1 << 20  # bytes of an array up to which its copy to the device is not waited for
+CAPTURING = (
+    threading.Lock()
+)  # of the process: torch has one random generator for all captures, Python one garbage collector
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,7 +94,7 @@ class TritonOps:
 
     def close(self) -> None:
         """Give scratch back, when what runs has ended."""
-        torch.cuda.synchronize(self.device)
+        self.wait()
         self._retired.clear()
         self._scratch = torch.empty(0, dtype=torch.float32, device=self.device)
         self._sampling = self._products = None
@@ -103,9 +108,10 @@ class TritonOps:
 
     def asarray(self, host: np.ndarray) -> Array:
         values = torch.from_numpy(np.array(host))
-        if values.nbytes > PINNED:
-            return values.to(self.device)
-        return values.pin_memory().to(self.device, non_blocking=True)
+        with self._allocating(f"an array of shape {list(values.shape)}"):
+            if values.nbytes > PINNED:
+                return values.to(self.device)
+            return values.pin_memory().to(self.device, non_blocking=True)
 
     def tohost(self, array: Array) -> np.ndarray:
         return (array.float() if array.dtype == torch.bfloat16 else array).cpu().numpy()
@@ -141,7 +147,9 @@ class TritonOps:
         self._workspace()
 
     def wait(self) -> None:
-        torch.cuda.synchronize(self.device)
+        """For the streams of loads and of steps: to wait for the whole device would break another engine's capture."""
+        torch.cuda.default_stream(self.device).synchronize()
+        self._stream.synchronize()
 
     def free_bytes(self) -> int | None:
         """What the driver has, and what torch holds of it for nobody."""
@@ -172,10 +180,9 @@ class TritonOps:
             tensors = {
                 name: torch.from_numpy(np.ascontiguousarray(part)).to(self.device) for name, part in parts.items()
             }
-        if "values" in tensors:
-            values = tensors["values"]
-            tensors["values"] = values.view(torch.bfloat16) if held == QuantType.BF16 else values.to(torch.bfloat16)
-            held = QuantType.BF16
+            if (values := tensors.get("values")) is not None:
+                tensors["values"] = values.view(torch.bfloat16) if held == QuantType.BF16 else values.to(torch.bfloat16)
+                held = QuantType.BF16
         return Weight(type, rows, cols, planes.DeviceWeight(held, rows, cols, tensors))
 
     def vector(self, type: QuantType, host: np.ndarray) -> Array:
@@ -243,11 +250,13 @@ class TritonOps:
         softcap: float = 0.0,
         temperature: Array | None = None,
         sinks: Array | None = None,
+        soon: tuple[Weight, ...] = (),
     ) -> None:
         pages = batch.tables.shape[1]
         self._reserve(attention.scratch_floats(qkv.shape[0], q_heads, cache.heads, cache.head_dim, pages))
         attention.attention(
-            qkv, batch, q_heads, scale, cache.keys, cache.values, out, window, softcap, temperature, self._scratch, sinks=sinks
+            qkv, batch, q_heads, scale, cache.keys, cache.values, out, window, softcap, temperature, self._scratch,
+            sinks=sinks, soon=tuple(_bulk(weight) for weight in soon),
         )  # fmt: skip
 
     def softcap(self, x: Array, cap: float) -> None:
@@ -267,14 +276,15 @@ class TritonOps:
 
         Raises CapacityError when the device has no memory left for it.
         """
-        torch.cuda.synchronize(self.device)
+        self.wait()
         before, graph = torch.cuda.mem_get_info(self.device)[0], torch.cuda.CUDAGraph()
         try:
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-            try:
-                result = forward()
-            finally:
-                graph.capture_end()
+            with _alone():
+                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+                try:
+                    result = forward()
+                finally:
+                    graph.capture_end()
         except RuntimeError as error:  # torch.OutOfMemoryError is one
             if "out of memory" not in str(error).lower():
                 raise
@@ -341,6 +351,26 @@ class Arriving:
     @property
     def seconds(self) -> float:
         return self.began.elapsed_time(self.ended) / 1e3
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """One capture at a time, and no garbage collection in it: what it finds of old engines, graphs and page-locked memory, is given back
+    by calls that break a capture, and with it every later one of the process."""
+    with CAPTURING:
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if collecting:
+                gc.enable()
+
+
+def _bulk(weight: Weight) -> torch.Tensor:
+    """The plane in which most of a weight lies."""
+    held: dict[str, torch.Tensor] = weight.data.planes
+    return held["values"] if "values" in held else held["codes"]
 
 
 def _narrow(x: Array) -> Array:
