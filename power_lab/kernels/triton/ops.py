@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -40,7 +41,7 @@ CAPTURING = (
 )  # of the process: torch has one random generator for all captures, Python one garbage collector
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Captured:
     """A CUDA graph. nbytes: of device memory, as much less as was free when it had been captured."""
 
@@ -70,6 +71,7 @@ class TritonOps:
         self._retired: list[torch.Tensor | sample.Scratch] = []  # scratch that captured graphs may still name
         self._sampling: sample.Scratch | None = None
         self._began = torch.cuda.Event(enable_timing=True)
+        self._graphs: WeakSet[Captured] = WeakSet()
         self._pool = torch.cuda.graph_pool_handle()
         major, minor = torch.cuda.get_device_capability(self.device)
         self.compiles_for = 10 * major + minor
@@ -277,6 +279,8 @@ class TritonOps:
         Raises CapacityError when the device has no memory left for it.
         """
         self.wait()
+        if not self._graphs:  # torch ends a pool with the last of its graphs, and takes no other into it
+            self._pool = torch.cuda.graph_pool_handle()
         before, graph = torch.cuda.mem_get_info(self.device)[0], torch.cuda.CUDAGraph()
         try:
             with _alone():
@@ -290,7 +294,9 @@ class TritonOps:
                 raise
             message = f"A graph could not be captured with {before} bytes of {self.device} left."
             raise CapacityError(message, "Lower kv_tokens or graph_mb.") from error
-        return Captured(graph, max(0, before - torch.cuda.mem_get_info(self.device)[0])), result
+        captured = Captured(graph, max(0, before - torch.cuda.mem_get_info(self.device)[0]))
+        self._graphs.add(captured)
+        return captured, result
 
     def replay(self, graph: Graph) -> None:
         assert isinstance(graph, Captured)
