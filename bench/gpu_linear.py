@@ -99,7 +99,7 @@ class Warm:
 def compile_one(job: Job) -> str:
     """Why it cannot be compiled, or nothing."""
     type, n, k, gated, rows, s = job
-    for name in ("product", "wide", "spread"):
+    for name in ("product", "paired", "wide", "spread"):
         if not isinstance(getattr(linear, name), Warm):
             setattr(linear, name, Warm(getattr(linear, name)))
     try:

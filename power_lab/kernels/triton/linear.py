@@ -17,6 +17,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from power_lab.kernels.ops import Activation
 from power_lab.kernels.quants import QuantType
 from power_lab.kernels.triton import chain
+from power_lab.kernels.triton.paired import paired
 from power_lab.kernels.triton.planes import FORMS, DeviceWeight, arguments
 from power_lab.kernels.triton.product import combine, product
 from power_lab.kernels.triton.wide import spread, wide
@@ -75,6 +76,7 @@ class Shape:
         bn, bm: columns and rows of a tile.
         warps, stages: of a program, and steps whose loads are in flight.
         ahead: cache lines of each column, or tiles of codes, that are fetched before the kernel ahead has ended.
+        paired: a tile's columns are of both gated weights, half of `bn` of each.
     """
 
     bk: int
@@ -83,6 +85,7 @@ class Shape:
     warps: int
     stages: int
     ahead: int = 0
+    paired: bool = False
 
 
 @lru_cache(maxsize=4096)
@@ -226,6 +229,15 @@ def launch(
 ) -> None:
     """One launch for at most NARROW rows, of the shape that it is told."""
     rows, cols, columns = x.shape[0], x.shape[1], out.shape[1]
+    if s.paired:
+        values = [w.planes["values"] for w in weights]
+        paired[triton.cdiv(columns, 32), triton.cdiv(rows, s.bm)](
+            x, *values, out, rows, columns, cols, out.stride(0),
+            BM=s.bm, BK=s.bk, ACTIVATION=activation, EVEN=cols % s.bk == 0, STREAM=rows <= s.bm, AHEAD=s.ahead,
+            INTERPRET=triton.knobs.runtime.interpret, num_warps=s.warps, num_stages=s.stages, enable_fp_fusion=False,
+            **chain.options(x.device),
+        )  # fmt: skip
+        return
     splits, depth = reduction(columns, cols, activation != NONE, weights[0].type in FORMS)
     counted = (weights[0],) if activation else weights
     tiles = triton.cdiv(rows, s.bm) * sum(triton.cdiv(w.rows, s.bn) for w in counted)

@@ -58,7 +58,7 @@ def _dense(weight, n, nm, K, k, BK: tl.constexpr, EVEN: tl.constexpr, POLICY: tl
 
 
 @triton.jit
-def _x(X, r, rm, K, k, DEPTH: tl.constexpr, EVEN: tl.constexpr):
+def x_tile(X, r, rm, K, k, DEPTH: tl.constexpr, EVEN: tl.constexpr):
     """bf16 [DEPTH, BM] of the rows r, turned."""
     rk = tl.arange(0, DEPTH)
     at = X + r.to(tl.int64)[None, :] * K + rk[:, None] + k
@@ -79,7 +79,7 @@ def _sum(
     beside = tl.zeros((BN, BM), tl.float32)
     if FORM is None:
         for k in range(first, last, BK):
-            x = _x(X, r, rm, K, k, BK, EVEN)
+            x = x_tile(X, r, rm, K, k, BK, EVEN)
             acc = dot(_dense(one[0], n, nm, K, k, BK, EVEN, POLICY), x, acc, INTERPRET)
             if GATED:
                 beside = dot(_dense(two[0], n, nm, K, k, BK, EVEN, POLICY), x, beside, INTERPRET)
@@ -98,7 +98,7 @@ def _sum(
                     next_stored2 = unpack.of_rows(two, k + BK, n, ahead, N, FORM)
             for half in tl.static_range(BK // FORM.tile):
                 depth = k + half * FORM.tile
-                x = _x(X, r, rm, K, depth, FORM.tile, EVEN)
+                x = x_tile(X, r, rm, K, depth, FORM.tile, EVEN)
                 w = unpack.tile(
                     one, stored, depth, half % (FORM.depth // FORM.tile), n, nm, N, BN, FORM, POLICY, INTERPRET
                 )

@@ -186,7 +186,7 @@ def attend_few(
             kv_head = unit_of(unit, HEAD_BLOCKS, WIDTH, VALUES)[0]
             for i in tl.static_range(TILES):
                 _call(table + tl.minimum(tile + i, pages - 1), keys, values, kv_head, D, WIDTH, PAGE, KV_HEADS)
-        if work <= QUIET:
+        if (work <= QUIET) & (at >= stop):
             chain.prefetch_all(soon, tl.program_id(0), tl.num_programs(0), 128, PDL)
     chain.wait(PDL)
     while at < stop:
