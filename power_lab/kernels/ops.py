@@ -320,7 +320,6 @@ class Ops(Protocol):
         softcap: float = 0.0,
         temperature: Array | None = None,
         sinks: Array | None = None,
-        soon: tuple[Weight, ...] = (),
     ) -> None:
         """Causal grouped-query attention of each row over positions 0..positions[r], KV read from the pages only.
 
@@ -328,7 +327,6 @@ class Ops(Protocol):
         window: only so many last keys, the row's own included; 0 is all. softcap: scores s become softcap * tanh(s / softcap).
         temperature: f32 [positions], a further factor on the scores of a row at that position.
         sinks: f32 [q_heads], a logit of each head that takes its share of the softmax and has no value.
-        soon: matrices that are multiplied with next, in this order. A device may read them into its cache meanwhile.
         """
         ...
 

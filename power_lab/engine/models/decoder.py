@@ -136,8 +136,7 @@ class Decoder:
         table, interleaved = (None, False) if a.rope is None else (self._tables[a.rope], a.rope.interleaved)
         ops.rope_write(qkv, batch, table, interleaved, a.heads, cache, w.qk_norms, self.spec.norm_eps)
         temperature = None if a.temperature is None else self._temperatures[a.temperature]
-        soon = (w.out, w.gate, w.up, w.down)
-        ops.attention(qkv, batch, a.heads, a.scale, cache, attended, a.window, a.softcap, temperature, soon=soon)
+        ops.attention(qkv, batch, a.heads, a.scale, cache, attended, a.window, a.softcap, temperature)
         ops.linear(attended, (w.out,), out, w.out_bias)
 
 

@@ -250,7 +250,6 @@ class NumbaOps:
         softcap: float = 0.0,
         temperature: Array | None = None,
         sinks: Array | None = None,
-        soon: tuple[Weight, ...] = (),
     ) -> None:
         _same(out.shape, (qkv.shape[0], q_heads * cache.head_dim), "shape of the result")
         self._reserve(attention.scratch_floats(q_heads // cache.heads, cache.head_dim))

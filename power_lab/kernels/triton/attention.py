@@ -37,8 +37,6 @@ SCRATCH = 1 << 26  # f32 values that splits' results may take: where a table is 
 FOLDED = 32  # splits of a table up to which those of a single row are folded by the program that is last
 LISTED = 1024  # rows that the list's maker reads at a time
 AHEAD, APART_AHEAD = 8, 32  # splits that are read ahead of their fold: by programs of attention, by others
-CALLED = 24 << 20  # bytes of weights that are brought into the L2 cache, half of which that is
-QUIET = 8 << 20  # bytes of keys and values up to which they are
 LOG2E = math.log2(math.e)
 INTERPRET = triton.knobs.runtime.interpret  # bf16 arithmetic is broken in the interpreter, which computes in f32
 
@@ -115,16 +113,6 @@ def _width(head_dim: int) -> int:
     return max(16, triton.next_power_of_2(head_dim))
 
 
-def called(soon: tuple[torch.Tensor, ...]) -> tuple[tuple[torch.Tensor, int], ...]:
-    """The first CALLED bytes of these arrays, with how many of each."""
-    left, parts = CALLED, []
-    for array in soon:
-        if size := min(left, array.nbytes):
-            parts.append((array, size))
-        left -= size
-    return tuple(parts)
-
-
 def attention(
     qkv: torch.Tensor,
     batch: Batch,
@@ -139,14 +127,13 @@ def attention(
     scratch: torch.Tensor,
     cut: Plan | None = None,
     sinks: torch.Tensor | None = None,
-    soon: tuple[torch.Tensor, ...] = (),
 ) -> None:
     """Causal grouped-query attention of each row over positions 0..positions[r], as in `Ops.attention`.
 
     qkv f32 [R, (q_heads + 2 * kv_heads) * head_dim]: bf16 queries in it, as `rope.rope_write` leaves them. keys and values as made by
     `rope.kv_cache`. out bf16 or f32 [R, q_heads * head_dim]. scratch f32, of at least `scratch_floats` values. scale and temperatures are
     positive.
-    cut: a plan other than `plan`'s, to measure it. sinks: f32 [q_heads]. soon: what kernels behind this one read first, in order.
+    cut: a plan other than `plan`'s, to measure it. sinks: f32 [q_heads].
     """
     rows, pages = qkv.shape[0], batch.tables.shape[1]
     kv_heads, dim = keys.shape[1], keys.shape[3]
@@ -180,9 +167,8 @@ def attention(
     splits = _splits(pages, dim)
     parts, stats = scratch[COUNTERS:], scratch[COUNTERS + rows * q_heads * splits * width :]
     attend_few[(cut.programs,)](
-        *source, scratch.view(torch.int32), parts, stats, called(soon), rows, pages, splits, window, *factors, *sizes,
-        triton.next_power_of_2(rows), min(4, triton.next_power_of_2(cut.heads)), AHEAD, cut.apart, QUIET // (4 * BLOCK * dim),
-        window > 0, capped, INTERPRET,
+        *source, scratch.view(torch.int32), parts, stats, rows, pages, splits, window, *factors, *sizes,
+        triton.next_power_of_2(rows), min(4, triton.next_power_of_2(cut.heads)), AHEAD, cut.apart, window > 0, capped, INTERPRET,
         num_warps=WARPS, num_stages=cut.stages, enable_fp_fusion=False, **join,
     )  # fmt: skip
     if cut.apart:

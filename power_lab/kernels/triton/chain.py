@@ -21,8 +21,6 @@ import triton.language as tl
 from triton.language.extra import cuda
 from triton.runtime.driver import driver
 
-LINE = tl.constexpr(128)  # bytes that one prefetch brings
-
 
 @triton.jit
 def begin(PDL: tl.constexpr):
@@ -50,16 +48,6 @@ def prefetch(pointers, PDL: tl.constexpr):
             is_pure=False,
             pack=1,
         )
-
-
-@triton.jit
-def prefetch_all(parts, program, programs, LANES: tl.constexpr, PDL: tl.constexpr):
-    """Bring whole arrays into the L2 cache, shared out among programs; `parts` are pairs of a pointer and a size in bytes."""
-    line = program * LANES + tl.arange(0, LANES)
-    for j in tl.static_range(len(parts)):
-        start, size = parts[j][0].to(tl.int64), parts[j][1]
-        for at in range(0, size, programs * LANES * LINE):
-            prefetch(start + tl.minimum(at + line * LINE, size - 1), PDL)
 
 
 @lru_cache(maxsize=64)

@@ -32,13 +32,13 @@ from power_lab.kernels.ops import (
 )
 from power_lab.kernels.positions import rope_table
 from power_lab.kernels.quants import QuantType
-from power_lab.kernels.triton import attention, embed, linear, logprobs, norm, planes, rope, sample
+from power_lab.kernels.triton import attention, embed, keys, linear, logprobs, norm, planes, rope, sample
 
 DOMAIN = "power-lab/arithmetic/triton/1"
 PINNED = 1 << 20  # bytes of an array up to which its copy to the device is not waited for
 CAPTURING = (
     threading.Lock()
-)  # of the process: torch has one random generator for all captures, Python one garbage collector
+)  # one capture a process: torch has one random generator for all, Python one garbage collector
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -64,6 +64,7 @@ class TritonOps:
     row_buckets: tuple[int, ...] = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 
     def __init__(self, device: str = "cuda", priority: int = 0) -> None:
+        settle()
         self.device = torch.device(device)
         self._stream = torch.cuda.Stream(self.device, priority)
         self._products: linear.Workspace | None = None
@@ -252,13 +253,11 @@ class TritonOps:
         softcap: float = 0.0,
         temperature: Array | None = None,
         sinks: Array | None = None,
-        soon: tuple[Weight, ...] = (),
     ) -> None:
         pages = batch.tables.shape[1]
         self._reserve(attention.scratch_floats(qkv.shape[0], q_heads, cache.heads, cache.head_dim, pages))
         attention.attention(
-            qkv, batch, q_heads, scale, cache.keys, cache.values, out, window, softcap, temperature, self._scratch,
-            sinks=sinks, soon=tuple(_bulk(weight) for weight in soon),
+            qkv, batch, q_heads, scale, cache.keys, cache.values, out, window, softcap, temperature, self._scratch, sinks=sinks
         )  # fmt: skip
 
     def softcap(self, x: Array, cap: float) -> None:
@@ -359,6 +358,11 @@ class Arriving:
         return self.began.elapsed_time(self.ended) / 1e3
 
 
+def settle() -> None:
+    """Names of kernels in Triton's cache are the same in every process from here on."""
+    keys.settle(attention, embed, linear, logprobs, norm, rope, sample)
+
+
 @contextmanager
 def _alone() -> Iterator[None]:
     """One capture at a time, and no garbage collection in it: what it finds of old engines, graphs and page-locked memory, is given back
@@ -371,12 +375,6 @@ def _alone() -> Iterator[None]:
         finally:
             if collecting:
                 gc.enable()
-
-
-def _bulk(weight: Weight) -> torch.Tensor:
-    """The plane in which most of a weight lies."""
-    held: dict[str, torch.Tensor] = weight.data.planes
-    return held["values"] if "values" in held else held["codes"]
 
 
 def _narrow(x: Array) -> Array:

@@ -158,17 +158,16 @@ def _call(
     do_not_specialize_on_alignment=["positions", "table_of", "tables"],
 )
 def attend_few(
-    queries, positions, table_of, tables, temperature, sinks, keys, values, out, counters, parts, stats, soon,
+    queries, positions, table_of, tables, temperature, sinks, keys, values, out, counters, parts, stats,
     rows, pages, splits, window, scale, cap,
     Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, PAGE: tl.constexpr,
     TILES: tl.constexpr, M: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, HEAD_BLOCKS: tl.constexpr,
-    LISTED: tl.constexpr, PAIRS: tl.constexpr, AHEAD: tl.constexpr, APART: tl.constexpr, QUIET: tl.constexpr,
+    LISTED: tl.constexpr, PAIRS: tl.constexpr, AHEAD: tl.constexpr, APART: tl.constexpr,
     WINDOWED: tl.constexpr, CAPPED: tl.constexpr, INTERPRET: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """All groups and units, their splits shared out evenly among the programs: each takes the splits that begin in its part of all tiles.
 
-    Who adds the last splits of a group to its counter folds them, unless APART: then `combine` does. While few tiles are read, memory
-    is idle: weights that the next kernels read, `soon`, are brought into the L2 cache.
+    Who adds the last splits of a group to its counter folds them, unless APART: then `combine` does.
     """
     chain.begin(PDL)
     shares = _shares(positions, table_of, rows, window, ROWS, LISTED, PAGE, TILES, WINDOWED)
@@ -186,8 +185,6 @@ def attend_few(
             kv_head = unit_of(unit, HEAD_BLOCKS, WIDTH, VALUES)[0]
             for i in tl.static_range(TILES):
                 _call(table + tl.minimum(tile + i, pages - 1), keys, values, kv_head, D, WIDTH, PAGE, KV_HEADS)
-        if (work <= QUIET) & (at >= stop):
-            chain.prefetch_all(soon, tl.program_id(0), tl.num_programs(0), 128, PDL)
     chain.wait(PDL)
     while at < stop:
         unit, first, end, begin, size, from_split, to_split = _item(at, stop, tiles, shares, TILES)

@@ -24,7 +24,7 @@ from triton.runtime.driver import driver
 from power_lab.kernels.ops import Array, Fetched, Graph, Staging, Weight
 from power_lab.kernels.quants import QuantType, row_bytes
 from power_lab.kernels.triton import linear, planes, sample
-from power_lab.kernels.triton.ops import TritonOps
+from power_lab.kernels.triton.ops import TritonOps, settle
 
 META = torch.device("meta")
 
@@ -111,6 +111,7 @@ class DryOps(TritonOps):
     host is 0."""
 
     def __init__(self) -> None:
+        settle()
         self.device = META
         self.compiles_for = 0
         self._products: linear.Workspace | None = None

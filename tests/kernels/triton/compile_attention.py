@@ -33,14 +33,13 @@ SCALARS = {
     **dict.fromkeys(("rows", "pages", "splits", "window"), "i32"),
     **dict.fromkeys(("scale", "cap", "eps"), "fp32"),
 }
-WEIGHTS = {"soon": (("*bf16", "i32"), ("*i16", "i32"))}
 HEADS = [(9, 3, 64), (4, 1, 256), (32, 8, 128), (6, 2, 80), (4, 2, 16), (40, 1, 64)]
 
 
 def build(fn: triton.JITFunction, constants: dict[str, object], **options: int) -> CompiledKernel:
     """`fn` for sm_90; arguments that `constants` does not hold have the types that launches give them."""
-    types = {n: "constexpr" if n in constants else (POINTERS | SCALARS | WEIGHTS)[n] for n in fn.arg_names}
-    aligned = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(fn.arg_names) if types[n][0] == "*"}
+    types = {n: "constexpr" if n in constants else (POINTERS | SCALARS)[n] for n in fn.arg_names}
+    aligned = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(fn.arg_names) if types[n].startswith("*")}
     source = ASTSource(fn=fn, signature=types, constexprs=constants, attrs=aligned)
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"enable_fp_fusion": False, **options})
 
@@ -65,7 +64,6 @@ def attend(
             "PAIRS": pairs,
             "AHEAD": attention.AHEAD,
             "APART": cut.apart,
-            "QUIET": attention.QUIET // (4 * BLOCK * dim),
         }
         kernel = attend_few
     built = build(kernel, constants, num_warps=attention.WARPS, num_stages=cut.stages)
