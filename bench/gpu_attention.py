@@ -90,7 +90,6 @@ class Step:
         self.out = torch.full((rows, q_heads * dim), torch.nan, device=DEVICE, dtype=torch.bfloat16)
         need = attention.scratch_floats(rows, q_heads, kv_heads, dim, case.pages) + (1 << 16)
         self.scratch = torch.full((need,), torch.nan, device=DEVICE)
-        self.scratch[: attention.COUNTERS] = 0
         self.case = case
 
     def attend(self, copy: int = 0) -> torch.Tensor:
@@ -146,9 +145,8 @@ def checked(splits: Sequence[int]) -> list[list[Case]]:
         choose(split)
         whole = Case("check", heads, 1, LENGTH, LENGTH, layer, attention.plan(LENGTH, *heads, pages), split)
         group = [whole]
-        for rows, apart in ((1, False), (16, True), (61, True)):
-            cut = replace(attention.plan(rows, *heads, pages), apart=apart)
-            group.append(replace(whole, window=rows, cut=cut))
+        for rows in (1, 16, 61):
+            group.append(replace(whole, window=rows, cut=attention.plan(rows, *heads, pages)))
         found.append(group)
     return found
 
@@ -185,10 +183,8 @@ def check(group: Sequence[Case]) -> Iterator[str]:
             )
             part.qkv = step.qkv[rows].clone()  # aligned, or else other code is compiled
             results.append(_same(part.attend(), whole[rows]))
-            if part.scratch[: attention.COUNTERS].view(torch.int32).any():
-                results.append("COUNTERS")
         cut = other.plan
-        yield f"  {other.window} rows, {cut.programs} programs, apart {int(cut.apart)}: {' '.join(sorted(set(results)))}"
+        yield f"  {other.window} rows, {cut.programs} programs: {' '.join(sorted(set(results)))}"
 
 
 def _same(a: torch.Tensor, b: torch.Tensor) -> str:
@@ -256,7 +252,7 @@ def line(record: dict[str, object]) -> str:
     cut, split = record["cut"], record["split"]
     assert isinstance(cut, dict)
     what = f"{record['part']} {record['heads']} {record['sequences']}x{record['window']}@{record['length']}"
-    how = f"split {split or 'own'} stages {cut['stages']} programs {cut['programs']} apart {int(cut['apart'])}"
+    how = f"split {split or 'own'} stages {cut['stages']} programs {cut['programs']}"
     how += " ordered pages" * bool(record["ordered"])
     result = {name: record[name] for name in ("us", "tflops", "of_copy", "error") if name in record}
     return f"{what:38} {how:58} " + " ".join(f"{k} {v}" for k, v in result.items())

@@ -32,11 +32,9 @@ LINES, WARPS = 64, 4
 FEW = 64  # rows up to which splits are shared out
 PROGRAMS = 264  # that share them: two for each multiprocessor of an H200
 VALUES = 128  # columns of values that a program takes at most: more would not fit into its registers
-COUNTERS = 8192  # words at the start of scratch: of a group's splits, how many are done
 SCRATCH = 1 << 26  # f32 values that splits' results may take: where a table is too wide for that, none are shared out
-FOLDED = 32  # splits of a table up to which those of a single row are folded by the program that is last
 LISTED = 1024  # rows that the list's maker reads at a time
-AHEAD, APART_AHEAD = 8, 32  # splits that are read ahead of their fold: by programs of attention, by others
+AHEAD = 32  # splits that are read ahead of their fold
 LOG2E = math.log2(math.e)
 INTERPRET = triton.knobs.runtime.interpret  # bf16 arithmetic is broken in the interpreter, which computes in f32
 
@@ -50,7 +48,6 @@ class Plan:
         rows: neighbouring rows that a program takes; heads * rows lines are used.
         head_blocks: programs that share the query heads of a KV head.
         programs: that share the splits of all groups; 0: one program walks all keys of a group.
-        apart: splits are folded by a launch of their own.
         stages: tiles of keys and values on their way at once.
     """
 
@@ -58,8 +55,7 @@ class Plan:
     rows: int
     head_blocks: int
     programs: int
-    apart: bool
-    stages: int = 2
+    stages: int
 
 
 @lru_cache(maxsize=4096)
@@ -69,11 +65,10 @@ def plan(rows: int, q_heads: int, kv_heads: int, head_dim: int, pages: int) -> P
     heads = min(group, LINES)
     blocks = triton.cdiv(group, heads)
     if not _shared(rows, q_heads, kv_heads, head_dim, pages):
-        return Plan(heads, LINES // heads, blocks, 0, False)
+        return Plan(heads, LINES // heads, blocks, 0, 2)
     splits = _splits(pages, head_dim)
-    most = PROGRAMS if head_dim <= 128 else PROGRAMS // 2  # a multiprocessor holds one of wide heads
-    programs = min(most, rows * kv_heads * blocks * value_blocks(head_dim) * splits)
-    return Plan(heads, LINES // heads, blocks, programs, rows > 1 or splits > FOLDED)
+    programs = min(PROGRAMS, rows * kv_heads * blocks * value_blocks(head_dim) * splits)
+    return Plan(heads, LINES // heads, blocks, programs, 1)
 
 
 def split(head_dim: int) -> int:
@@ -83,17 +78,13 @@ def split(head_dim: int) -> int:
 
 @lru_cache(maxsize=256)
 def scratch_floats(rows: int, q_heads: int, kv_heads: int, head_dim: int, pages: int) -> int:
-    """f32 values of scratch that suffice for every step of up to `rows` rows over tables of `pages` pages.
-
-    The first `COUNTERS` of them are zero before the first launch, and every launch leaves them so.
-    """
+    """f32 values of scratch that suffice for every step of up to `rows` rows over tables of `pages` pages."""
     shared = (n for n in range(1, min(rows, FEW) + 1) if _shared(n, q_heads, kv_heads, head_dim, pages))
-    return COUNTERS + max([rows + 1, *(_floats(n, q_heads, head_dim, pages) for n in shared)])
+    return max([rows + 1, *(_floats(n, q_heads, head_dim, pages) for n in shared)])
 
 
 def _shared(rows: int, q_heads: int, kv_heads: int, head_dim: int, pages: int) -> bool:
-    counters = rows * kv_heads * triton.cdiv(q_heads // kv_heads, LINES) * value_blocks(head_dim)
-    return rows <= FEW and counters <= COUNTERS and COUNTERS + _floats(rows, q_heads, head_dim, pages) <= SCRATCH
+    return rows <= FEW and _floats(rows, q_heads, head_dim, pages) <= SCRATCH
 
 
 def _floats(rows: int, q_heads: int, head_dim: int, pages: int) -> int:
@@ -140,39 +131,28 @@ def attention(
     cut, width, keys_of_split = cut or plan(rows, q_heads, kv_heads, dim, pages), _width(dim), split(dim)
     capped, units, join = softcap > 0, kv_heads * cut.head_blocks * value_blocks(dim), chain.options(qkv.device)
     factors = (2 * LOG2E * scale / softcap, LOG2E * softcap) if capped else (LOG2E * scale, 0.0)
-    source = (
-        qkv.view(torch.bfloat16),
-        batch.positions,
-        batch.table_of,
-        batch.tables,
-        temperature,
-        sinks,
-        keys,
-        values,
-        out,
-    )
+    queries, where = qkv.view(torch.bfloat16), (batch.positions, batch.table_of, batch.tables, temperature)
     sizes = (
         q_heads, kv_heads, dim, width, min(width, VALUES), BLOCK, keys_of_split // BLOCK,
         LINES, cut.heads, cut.rows, cut.head_blocks,
     )  # fmt: skip
     if cut.programs == 0:
-        groups = scratch[COUNTERS:].view(torch.int32)
+        groups = scratch.view(torch.int32)
         items = triton.cdiv(rows, cut.rows) + min(batch.tables.shape[0], rows)
         list_groups[(1,)](batch.positions, batch.table_of, groups, rows, cut.rows, LISTED, num_warps=4, **join)
         attend_many[(units, items)](
-            *source, groups, rows, pages, window, *factors, *sizes, window > 0, capped, INTERPRET,
+            queries, *where, sinks, keys, values, out, groups, rows, pages, window, *factors, *sizes, window > 0, capped, INTERPRET,
             num_warps=WARPS, num_stages=cut.stages, enable_fp_fusion=False, **join,
         )  # fmt: skip
         return
     splits = _splits(pages, dim)
-    parts, stats = scratch[COUNTERS:], scratch[COUNTERS + rows * q_heads * splits * width :]
+    parts, stats = scratch, scratch[rows * q_heads * splits * width :]
     attend_few[(cut.programs,)](
-        *source, scratch.view(torch.int32), parts, stats, rows, pages, splits, window, *factors, *sizes,
-        triton.next_power_of_2(rows), min(4, triton.next_power_of_2(cut.heads)), AHEAD, cut.apart, window > 0, capped, INTERPRET,
+        queries, *where, keys, values, parts, stats, rows, pages, splits, window, *factors, *sizes,
+        triton.next_power_of_2(rows), window > 0, capped, INTERPRET,
         num_warps=WARPS, num_stages=cut.stages, enable_fp_fusion=False, **join,
     )  # fmt: skip
-    if cut.apart:
-        combine[(rows, q_heads)](
-            batch.positions, parts, stats, sinks, out, splits, window, q_heads, dim, width, keys_of_split, window > 0, APART_AHEAD,
-            num_warps=max(1, width // 32), enable_fp_fusion=False, **join,
-        )  # fmt: skip
+    combine[(rows, q_heads)](
+        batch.positions, parts, stats, sinks, out, splits, window, q_heads, dim, width, keys_of_split, window > 0, AHEAD,
+        num_warps=max(1, width // 32), enable_fp_fusion=False, **join,
+    )  # fmt: skip

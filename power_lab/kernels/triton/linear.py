@@ -95,13 +95,23 @@ def shape(columns: int, cols: int, type: QuantType, gated: bool, rows: int) -> S
     if type in FORMS:
         return _stored_shape(columns, cols, FORMS[type].depth, gated, bm)
     large = columns > 16384  # as of logits: programs enough to keep the memory busy without a look ahead
+    if bm == 16 and gated:
+        return _gated_shape(columns)
     if bm == 16:
-        return Shape(128, 64, bm, 4, 3 if large else 4 if gated or cols >= 8192 else 6, 0 if large else 8)
+        return Shape(128, 64, bm, 4, 3 if large else 4 if cols >= 8192 or columns <= 640 else 6, 0 if large else 8)
     if gated:
         return Shape(64, 128, bm, 8, 4, 8) if bm == 128 and columns > 4096 else Shape(64, 64, bm, 4, 6, 8)
     if bm == 128 and cols >= 8192:
         return Shape(64, 128, bm, 8, 4, 8)
     return Shape(128, 64, bm, 4, 3 if bm == 64 and (large or cols >= 8192) else 4, 8)
+
+
+def _gated_shape(columns: int) -> Shape:
+    """As `shape`, of gated plain values and up to 16 rows. Tiles of both weights make twice the programs: faster where they leave room
+    for the next kernel beside them, or where no number would."""
+    if 2048 < columns <= 4096:
+        return Shape(128, 64, 16, 4, 4, 8)
+    return Shape(128, 64, 16, 4, 6 if columns <= 2048 else 3, 8, paired=True)
 
 
 def _stored_shape(columns: int, cols: int, depth: int, gated: bool, bm: int) -> Shape:

@@ -304,7 +304,7 @@ class TritonOps:
     def _reserve(self, floats: int) -> None:
         if floats > self._scratch.numel():
             self._retired.append(self._scratch)
-            self._scratch = torch.zeros(floats, dtype=torch.float32, device=self.device)
+            self._scratch = torch.empty(floats, dtype=torch.float32, device=self.device)
 
     def _workspace(self) -> linear.Workspace:
         if self._products is None:

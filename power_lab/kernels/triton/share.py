@@ -1,4 +1,4 @@
-"""Attention of few rows: their splits are shared out evenly among programs, and folded once all are done."""
+"""Attention of few rows: their splits are shared out evenly among programs, and folded by a launch of its own."""
 
 # pyright: reportPossiblyUnbound=false
 # What a branch on constants leaves out is not compiled.
@@ -17,7 +17,6 @@ from power_lab.kernels.triton.attend import (
     group_of,
     nothing,
     opens,
-    put,
     tile_of,
     unit_of,
     weigh,
@@ -57,53 +56,26 @@ def _stretch(
 
 
 @triton.jit
-def _read(at, d, used, parts, stats, splits, split, last, WIDTH: tl.constexpr):
-    """What a split left of some pairs; nothing from `last` on."""
+def _read(at, d, parts, stats, splits, split, last, WIDTH: tl.constexpr):
+    """What a split left of a pair; nothing from `last` on."""
     here = at * splits + split
-    there = used & (split < last)
-    m = tl.load(stats + 2 * here, mask=there, other=LOWEST, cache_modifier=".cg")
-    sums = tl.load(stats + 2 * here + 1, mask=there, other=0.0, cache_modifier=".cg")
-    return m, sums, tl.load(parts + here * WIDTH + d, mask=there, other=0.0, cache_modifier=".cg")
+    m = tl.load(stats + 2 * here, mask=split < last, other=LOWEST)
+    sums = tl.load(stats + 2 * here + 1, mask=split < last, other=0.0)
+    return m, sums, tl.load(parts + here * WIDTH + d, mask=split < last, other=0.0)
 
 
 @triton.jit
-def _ahead(at, d, used, parts, stats, splits, split, last, peak, total, acc, WIDTH: tl.constexpr, COUNT: tl.constexpr):
+def _ahead(at, d, parts, stats, splits, split, last, peak, total, acc, WIDTH: tl.constexpr, COUNT: tl.constexpr):
     """Fold COUNT splits from `split` on, as far as there are some: all are on their way before the first is folded, in order."""
-    found = (_read(at, d, used, parts, stats, splits, split, last, WIDTH),)
+    found = (_read(at, d, parts, stats, splits, split, last, WIDTH),)
     for i in tl.static_range(1, COUNT):
-        found = found + (_read(at, d, used, parts, stats, splits, split + i, last, WIDTH),)  # noqa: RUF005 (as Triton compiles it)
+        found = found + (_read(at, d, parts, stats, splits, split + i, last, WIDTH),)  # noqa: RUF005 (as Triton compiles it)
     tl.debug_barrier()  # or else the compiler, sparing registers, reads few at a time
     for i in tl.static_range(COUNT):
         m, sums, part = found[i]
         peak, old, new = weigh(peak, m)
         total, acc = tl.fma(total, old, sums * new), tl.fma(acc, old, part * new)
     return peak, total, acc
-
-
-@triton.jit
-def _gather(
-    first_pair, within, heads, column, parts, stats, sinks, out, splits, first, last,
-    Q_HEADS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, PAIRS: tl.constexpr, AHEAD: tl.constexpr,
-):  # fmt: skip
-    """Fold splits first..last - 1 of PAIRS pairs of a row and a query head, and write their results.
-
-    first_pair: row * query heads + head of the first, the `within`th of `heads` that there are. Pairs lie end to end, so that no value
-    has to change threads.
-    """
-    i = tl.arange(0, PAIRS * VALUES)
-    pair, d = i // VALUES, column + i % VALUES
-    used, at = within + pair < heads, first_pair + pair
-    peak = tl.full((PAIRS * VALUES,), LOWEST, tl.float32)
-    total, acc = tl.zeros((PAIRS * VALUES,), tl.float32), tl.zeros((PAIRS * VALUES,), tl.float32)
-    split = first
-    while split + AHEAD <= last:
-        peak, total, acc = _ahead(at, d, used, parts, stats, splits, split, last, peak, total, acc, WIDTH, AHEAD)
-        split += AHEAD
-    while split < last:
-        peak, total, acc = _ahead(at, d, used, parts, stats, splits, split, last, peak, total, acc, WIDTH, 4)
-        split += 4
-    total = drained(total, peak, sinks, tl.where(used, at, 0) % Q_HEADS)
-    tl.store(out + at * D + d, finish(tl.where(used, total, 1.0), acc), mask=used & (d < D))
 
 
 @triton.jit
@@ -158,17 +130,14 @@ def _call(
     do_not_specialize_on_alignment=["positions", "table_of", "tables"],
 )
 def attend_few(
-    queries, positions, table_of, tables, temperature, sinks, keys, values, out, counters, parts, stats,
+    queries, positions, table_of, tables, temperature, keys, values, parts, stats,
     rows, pages, splits, window, scale, cap,
     Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, PAGE: tl.constexpr,
     TILES: tl.constexpr, M: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, HEAD_BLOCKS: tl.constexpr,
-    LISTED: tl.constexpr, PAIRS: tl.constexpr, AHEAD: tl.constexpr, APART: tl.constexpr,
-    WINDOWED: tl.constexpr, CAPPED: tl.constexpr, INTERPRET: tl.constexpr, PDL: tl.constexpr,
+    LISTED: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, INTERPRET: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """All groups and units, their splits shared out evenly among the programs: each takes the splits that begin in its part of all tiles.
-
-    Who adds the last splits of a group to its counter folds them, unless APART: then `combine` does.
-    """
+    """All groups and units, their splits shared out evenly among the programs: each takes the splits that begin in its part of all tiles,
+    and leaves their results for `combine`."""
     chain.begin(PDL)
     shares = _shares(positions, table_of, rows, window, ROWS, LISTED, PAGE, TILES, WINDOWED)
     tiles = tl.sum(shares[3], 0)
@@ -194,7 +163,7 @@ def attend_few(
                 Q_HEADS, KV_HEADS, D, WIDTH, VALUES, PAGE, M, HEADS, HEAD_BLOCKS, WINDOWED, INTERPRET,
             )  # fmt: skip
             low, high = rules[3], rules[4]
-            first_split, count = low // (PAGE * TILES), (size + TILES - 1) // TILES
+            first_split = low // (PAGE * TILES)
             from_tile = tl.maximum(low // PAGE, (first_split + from_split) * TILES)
             to_tile = tl.minimum((high + PAGE - 1) // PAGE, (first_split + to_split) * TILES)
             edge = from_tile
@@ -209,27 +178,7 @@ def attend_few(
                 q, paged, edge, to_tile, to_tile, rules, to, parts, stats, splits, m, sums, part,
                 D, WIDTH, VALUES, M, PAGE, TILES, KV_HEADS, True, WINDOWED, CAPPED, INTERPRET,
             )  # fmt: skip
-            if (count == 1) & (not APART):
-                sums = drained(sums, m, sinks, to[0] % Q_HEADS)
-                put(out, to, paged[3], finish(sums[:, None], part), D, VALUES)
-            else:
-                _leave(to, paged[3], parts, stats, splits, first_split + to_split - 1, m, sums, part, WIDTH, VALUES)
-                if not APART:
-                    tl.debug_barrier()  # every thread's results are written before one of them says so
-                    counter = counters + first * UNITS + unit
-                    before = tl.atomic_add(counter, to_split - from_split, sem="acq_rel")
-                    if before + to_split - from_split == count:
-                        tl.store(counter, 0)
-                        GROUP: tl.constexpr = Q_HEADS // KV_HEADS
-                        kv_head, block, column = unit_of(unit, HEAD_BLOCKS, WIDTH, VALUES)
-                        for each in tl.range(first, end, num_stages=1):
-                            for some in tl.static_range(0, HEADS, PAIRS):
-                                within = block * HEADS + some
-                                pair = (each * Q_HEADS + kv_head * GROUP + within).to(tl.int64)
-                                _gather(
-                                    pair, some, tl.minimum(GROUP - block * HEADS, HEADS), column, parts, stats, sinks, out, splits,
-                                    first_split, first_split + count, Q_HEADS, D, WIDTH, VALUES, PAIRS, AHEAD,
-                                )  # fmt: skip
+            _leave(to, paged[3], parts, stats, splits, first_split + to_split - 1, m, sums, part, WIDTH, VALUES)
         at = unit * tiles + begin + size
 
 
@@ -247,4 +196,15 @@ def combine(
         first = tl.maximum(position + 1 - window, 0) // SPLIT
     pair = tl.program_id(0).to(tl.int64) * Q_HEADS + tl.program_id(1)
     chain.wait(PDL)
-    _gather(pair, 0, 1, 0, parts, stats, sinks, out, splits, first, last, Q_HEADS, D, WIDTH, WIDTH, 1, AHEAD)
+    d = tl.arange(0, WIDTH)
+    peak = tl.full((WIDTH,), LOWEST, tl.float32)
+    total, acc = tl.zeros((WIDTH,), tl.float32), tl.zeros((WIDTH,), tl.float32)
+    split = first
+    while split + AHEAD <= last:
+        peak, total, acc = _ahead(pair, d, parts, stats, splits, split, last, peak, total, acc, WIDTH, AHEAD)
+        split += AHEAD
+    while split < last:
+        peak, total, acc = _ahead(pair, d, parts, stats, splits, split, last, peak, total, acc, WIDTH, 4)
+        split += 4
+    total = drained(total, peak, sinks, tl.program_id(1))
+    tl.store(out + pair * D + d, finish(total, acc), mask=d < D)

@@ -55,16 +55,10 @@ def attend(
         "WINDOWED": window, "CAPPED": capped, "INTERPRET": False, "PDL": True,
     }  # fmt: skip
     if not heated:
-        constants |= {"temperature": None, "sinks": None}
+        constants |= {"temperature": None} | ({} if cut.programs else {"sinks": None})
     kernel = attend_many
     if cut.programs:
-        pairs = min(4, triton.next_power_of_2(cut.heads))
-        constants |= {
-            "LISTED": triton.next_power_of_2(rows),
-            "PAIRS": pairs,
-            "AHEAD": attention.AHEAD,
-            "APART": cut.apart,
-        }
+        constants["LISTED"] = triton.next_power_of_2(rows)
         kernel = attend_few
     built = build(kernel, constants, num_warps=attention.WARPS, num_stages=cut.stages)
     assert "wgmma.mma_async" in built.asm["ptx"], f"{heads} {cut}: not the matrix unit's own instructions"
@@ -81,7 +75,7 @@ def check_attention() -> None:
                 assert shared <= SHARED, f"{heads} {rows} {cut}: {shared} bytes of shared memory"
                 assert stack <= STACK or heads[2] > 128, f"{heads} {rows} {cut}: {stack} bytes of registers spilled"
     constants: dict[str, object] = {
-        "sinks": None, "Q_HEADS": 32, "D": 128, "WIDTH": 128, "SPLIT": 128, "WINDOWED": False, "AHEAD": attention.APART_AHEAD, "PDL": True,
+        "sinks": None, "Q_HEADS": 32, "D": 128, "WIDTH": 128, "SPLIT": 128, "WINDOWED": False, "AHEAD": attention.AHEAD, "PDL": True,
     }  # fmt: skip
     print("combine", resources(build(combine, constants, num_warps=4)))
     print("list", resources(build(list_groups, {"ROWS": 16, "AT_ONCE": attention.LISTED, "PDL": True}, num_warps=4)))
