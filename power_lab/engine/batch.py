@@ -28,19 +28,18 @@ class Layout:
     Attributes:
         places: where each lies in the block.
         batch, draws: on the device; `draws` names no lists.
-        hosts: the same in staging memory, by its address.
+        hosts: the same in pieces of staging memory, by the piece's identity; the pieces themselves.
     """
 
     places: Mapping[str, Place]
     batch: Batch
     draws: SampleRows
-    hosts: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
+    hosts: dict[int, tuple[dict[str, np.ndarray], np.ndarray]] = field(default_factory=dict)
 
     def host(self, memory: np.ndarray) -> dict[str, np.ndarray]:
-        address = memory.ctypes.data
-        if address not in self.hosts:
-            self.hosts[address] = {name: _view(memory, *place) for name, place in self.places.items()}
-        return self.hosts[address]
+        if id(memory) not in self.hosts:
+            self.hosts[id(memory)] = {name: _view(memory, *place) for name, place in self.places.items()}, memory
+        return self.hosts[id(memory)][0]
 
 
 class Inputs:
@@ -59,6 +58,7 @@ class Inputs:
         self._layouts: OrderedDict[tuple[int, int], Layout] = OrderedDict()
         self._raw = ops.empty((self._places(rows, sampled)[1],), "uint8")
         self._staging = ops.staging(self._raw)
+        self._shown: dict[int, object] = {}  # whose controls lie in a piece of staging memory, and where
         self._ints, self._floats = ops.asarray(np.zeros(1, np.int32)), ops.asarray(np.zeros(1, np.float32))
 
     @property
@@ -80,9 +80,17 @@ class Inputs:
     ) -> None:
         """Write a step's values and send them: one row a token, one table row a span. Rows beyond the plan's compute token 0 on the dummy
         page; logit rows beyond draw greedily."""
-        host = layout.host(self._staging.open())
+        memory = self._staging.open()
+        host = layout.host(memory)
         tables = _fill_rows(host, plan)
-        sampler.fill(host, plan, requests, lists)
+        # A request's controls never change: where they lie as they did, and nothing else was written there since, they are left.
+        shown = lists or (
+            len(host["ids"]),
+            len(host["sampled"]),
+            *((span.request_id, span.sampled) for span in plan.spans),
+        )
+        sampler.fill(host, plan, requests, lists, again=self._shown.pop(id(memory), None) == shown)
+        self._shown[id(memory)] = shown
         first, (_, pages), _ = layout.places["tables"]
         self._staging.send(first + tables * pages * 4)
 

@@ -268,7 +268,12 @@ class Engine:
                 start = self._clock()
                 ended = self._scheduler.commit(flight.plan, [verdict and verdict[0] for verdict in verdicts])
                 committed = self._flights.popleft()
-                self._publish(flight, sampled, verdicts, start, ended)
+                self._tell_drafters(flight, verdicts)
+                spent = self._clock() - start
+            if self._overlap and not self._flights:  # what could not be foreseen begins before anybody is told
+                self._launch_behind()
+            with self._critical():
+                self._publish(flight, sampled, verdicts, spent, ended)
                 self._drop_idle_flight()
         except BaseException as error:
             with self._critical():
@@ -280,10 +285,14 @@ class Engine:
                 raise
         return True
 
-    def _launch(self) -> bool:
-        """Plan a step, of which its flight tells from then on, and begin it. False where there is none."""
+    def _launch(self, *, expire: bool = True) -> bool:
+        """Plan a step, of which its flight tells from then on, and begin it. False where there is none.
+
+        expire: whether requests whose time is over end before.
+        """
         with self._critical():
-            self._expire()
+            if expire:
+                self._expire()
             proposals = {} if self._flights else self._propose()
             plan = self._scheduler.plan()
             if plan is None:
@@ -305,6 +314,14 @@ class Engine:
                 if len(self._flights) < 2:  # the fault is in planning
                     raise
                 self._scheduler.abort(self._flights.pop().plan)
+
+    def _launch_behind(self) -> None:
+        """Begin a step before the one that is committed is published. What keeps it from beginning is told in its turn."""
+        try:
+            self._launch(expire=False)
+        except Exception:  # noqa: BLE001
+            with self._critical():
+                self._abort_flights()
 
     def _abort_flights(self) -> None:
         while self._flights:
@@ -392,22 +409,26 @@ class Engine:
         running = self._scheduler.running
         return self._proposer.propose({r.id: self._scheduler.draft_room(r) for r in running}, running)
 
+    def _tell_drafters(self, flight: Flight, verdicts: list[tuple[Outcome, Verdict] | None]) -> None:
+        for live, decided in zip(flight.lives, verdicts, strict=True):
+            if decided is not None:
+                self._proposer.commit(live.request, decided[0].emitted)
+
     def _publish(
         self,
         flight: Flight,
         sampled: Sampled,
         verdicts: list[tuple[Outcome, Verdict] | None],
-        start: float,
+        commit_s: float,
         ended: list[Request],
     ) -> None:
-        """After a commit: drafters, traces, streams, records."""
+        """After a commit: traces, streams, records."""
         now = self._clock()
         self._totals.count(flight.plan, [verdict[0] for verdict in verdicts if verdict is not None], now)
         wall = now - max(flight.begun, self._published)  # a step that ran behind another began with that one's end
         self._published = now
-        times = (sampled.forward_s, sampled.sample_s, now - start)
-        for live, (outcome, verdict), round_, step in flight.events(sampled, verdicts, times, wall, now):
-            self._proposer.commit(live.request, outcome.emitted)
+        times = (sampled.forward_s, sampled.sample_s, commit_s)
+        for live, (_, verdict), round_, step in flight.events(sampled, verdicts, times, wall, now):
             live.accept(verdict, round_, step, now)
         for request in ended:
             self._settle(self._live[request.id], now)

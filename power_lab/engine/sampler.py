@@ -89,15 +89,26 @@ def lists(plan: StepPlan, requests: Mapping[int, Request]) -> Lists | None:
     )
 
 
-def fill(host: Mapping[str, np.ndarray], plan: StepPlan, requests: Mapping[int, Request], given: Lists | None) -> None:
-    """Write the columns of `COLUMNS` for the plan's logit rows; rows beyond them draw greedily and are not looked at."""
+def fill(
+    host: Mapping[str, np.ndarray],
+    plan: StepPlan,
+    requests: Mapping[int, Request],
+    given: Lists | None,
+    again: bool = False,
+) -> None:
+    """Write the columns of `COLUMNS` for the plan's logit rows; rows beyond them draw greedily and are not looked at.
+
+    again: only positions have changed since the last time.
+    """
     sampled = [(span, requests[span.request_id]) for span in plan.spans if span.sampled]
     counts = [span.sampled for span, _ in sampled]
     total = sum(counts)
+    host["positions"][:total] = [span.start + row for span, _ in sampled for row in _drawn(span)]
+    if again:
+        return
     for name, of in _PARAMS.items():
         values = [getattr(request.params, of) for _, request in sampled]
         host[name][:total] = values if total == len(values) else np.repeat(values, counts)
-    host["positions"][:total] = [span.start + row for span, _ in sampled for row in _drawn(span)]
     if given is None:
         host["history_span"][:total], host["bias_span"][:total] = 0, 0
     else:

@@ -287,3 +287,45 @@ def test_a_bias_that_its_caller_changes_afterwards_stays_as_it_was_submitted(
     bias |= {5: -1000.0, 6: 1000.0}
     record = ticket.result()
     assert record.tokens == (5, 5, 5, 5) and record.params["logit_bias"] == {"5": 1000.0}
+
+
+@pytest.mark.parametrize("options", [{"speculate": "ngram", "width": 3}, {"repetition_penalty": 1.3}, {}])
+def test_a_device_has_its_next_step_before_anybody_hears_of_the_last(
+    options: dict[str, object], numba_ops: Callable[[int], Ops], behind: Callable[[Ops], Ops]
+) -> None:
+    engine = tiny.engine(tiny.Shape(layers=1), behind(numba_ops(1)), kv_tokens=1024)
+    on_way: list[int] = []
+    params = SamplingParams(max_tokens=20, ignore_eos=True, **options)  # type: ignore[arg-type]
+    record = engine.submit(prompt_of(1, 40), params, on_delta=lambda _: on_way.append(len(engine._flights))).result()
+    assert record.finish == "length" and len(record.tokens) == 20
+    assert all(on_way[:-2]), "each step but the last was followed at once"
+    want = tiny.engine(tiny.Shape(layers=1), numba_ops(1), kv_tokens=1024).generate(prompt_of(1, 40), params)
+    assert record.tokens == want.tokens
+
+
+@pytest.mark.parametrize("fault", ["plan", "launch"])
+def test_a_step_that_cannot_follow_is_told_in_its_turn(
+    fault: str, numba_ops: Callable[[int], Ops], behind: Callable[[Ops], Ops], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was committed before it is published all the same."""
+    engine = tiny.engine(tiny.Shape(layers=1), behind(numba_ops(1)), kv_tokens=1024)
+    params = SamplingParams(max_tokens=20, ignore_eos=True, speculate="ngram", width=3)
+    want = engine.generate(prompt_of(1, 40), params)
+    owner = engine._scheduler if fault == "plan" else engine._runner
+    real, calls = getattr(owner, fault), 0
+
+    def failing(*args: object) -> object:
+        nonlocal calls
+        calls += 1
+        if calls > 3:
+            raise ValueError("planted")
+        return real(*args)
+
+    monkeypatch.setattr(owner, fault, failing)
+    record = engine.generate(prompt_of(1, 40), params)
+    assert record.finish == "error" and "planted" in record.finish_detail
+    assert 0 < len(record.tokens) < 20 and record.tokens == want.tokens[: len(record.tokens)]
+    assert sum(len(round_.emitted) for round_ in record.rounds) == len(record.tokens), "each is in the trace"
+    monkeypatch.undo()
+    engine.check()
+    assert engine.generate(prompt_of(1, 40), params).tokens == want.tokens
