@@ -17,7 +17,7 @@ from power_lab.engine.engine import Engine
 from power_lab.engine.loader import Loaded
 from power_lab.engine.models.spec import ModelSpec, ModelWeights
 from power_lab.engine.request import SamplingParams
-from power_lab.engine.speculation.drafters import DraftAsk
+from power_lab.engine.speculation.drafters import Draft, DraftAsk
 from power_lab.engine.ticket import Ticket
 from power_lab.engine.trace import RunRecord
 from power_lab.errors import PowerLabError
@@ -36,10 +36,10 @@ class Wrong:
     def __init__(self, vocab: int) -> None:
         self._vocab = vocab
 
-    def begin(self, request_id: int, prompt: Sequence[int]) -> None: ...
+    def begin(self, request_id: int, prompt: Sequence[int], namespace: str) -> None: ...
 
-    def propose(self, asks: Sequence[DraftAsk]) -> list[tuple[int, ...]]:
-        return [tuple((ask.tokens[-1] + 7 * i + 1) % self._vocab for i in range(ask.width)) for ask in asks]
+    def propose(self, asks: Sequence[DraftAsk]) -> list[Draft]:
+        return [Draft(tuple((ask.tokens[-1] + 7 * i + 1) % self._vocab for i in range(ask.width))) for ask in asks]
 
     def commit(self, request_id: int, emitted: Sequence[int]) -> None: ...
 

@@ -18,7 +18,7 @@ import pytest
 from power_lab.engine.engine import Engine
 from power_lab.engine.plan import StepPlan
 from power_lab.engine.request import SamplingParams
-from power_lab.engine.speculation.drafters import DraftAsk
+from power_lab.engine.speculation.drafters import Draft, DraftAsk
 from power_lab.kernels.ops import Ops
 from power_lab.kernels.quants import QuantType
 from tests import tiny
@@ -96,10 +96,10 @@ class Oracle:
         self._known = known
         self._rng = random.Random(4)
 
-    def begin(self, request_id: int, prompt: Sequence[int]) -> None: ...
+    def begin(self, request_id: int, prompt: Sequence[int], namespace: str) -> None: ...
 
-    def propose(self, asks: Sequence[DraftAsk]) -> list[tuple[int, ...]]:
-        return [tuple(self._guess(token) for token in self._known[len(ask.tokens) :][: ask.width]) for ask in asks]
+    def propose(self, asks: Sequence[DraftAsk]) -> list[Draft]:
+        return [Draft(tuple(self._guess(token) for token in self._known[len(ask.tokens) :][: ask.width])) for ask in asks]
 
     def commit(self, request_id: int, emitted: Sequence[int]) -> None: ...
 

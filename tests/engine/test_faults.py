@@ -162,7 +162,7 @@ class BadDrafter:
 
     name = "bad"
 
-    def begin(self, request_id: int, prompt: Sequence[int]) -> None: ...
+    def begin(self, request_id: int, prompt: Sequence[int], namespace: str) -> None: ...
 
     def propose(self, asks: Sequence[DraftAsk]) -> list[Any]:
         return [None] * len(asks)
@@ -180,7 +180,7 @@ def test_a_bad_drafter_costs_its_drafts_only(numba_ops: Callable[[int], Ops]) ->
     other = engine.submit([1, 2], params)
     record = engine.submit([1, 2], SamplingParams(max_tokens=5, ignore_eos=True, speculate="ngram")).result()
     assert record.tokens == other.result().tokens and record.finish == "length"
-    assert "bad failed: TypeError" in record.rounds[1].note
+    assert "bad failed: AttributeError" in record.rounds[1].note
 
 
 @pytest.mark.parametrize(("handler", "code"), [("SIG_DFL", -signal.SIGINT), ("SIG_IGN", 0), ("default_int_handler", 7)])

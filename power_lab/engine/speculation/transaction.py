@@ -74,7 +74,7 @@ class Proposer:
             return
         if name not in self._drafters:
             self._drafters[name] = self._make(name)
-        self._drafters[name].begin(request.id, request.tokens)
+        self._drafters[name].begin(request.id, request.tokens, request.namespace)
         self._of[request.id] = self._drafters[name]
 
     def propose(self, rooms: Mapping[int, int], requests: Sequence[Request]) -> dict[int, Proposal]:
@@ -119,7 +119,7 @@ class Proposer:
             drafts = drafter.propose([ask for _, ask in asked])
             if len(drafts) != len(asked):
                 raise ValueError(f"{len(asked)} asks but {len(drafts)} answers")
-            drafts = [tuple(draft[: ask.width]) for (_, ask), draft in zip(asked, drafts, strict=True)]
+            drafts = [tuple(draft.tokens[: ask.width]) for (_, ask), draft in zip(asked, drafts, strict=True)]
             if any(not 0 <= token < self._vocab for draft in drafts for token in draft):
                 raise ValueError(f"a draft is outside the vocabulary of {self._vocab}")
             note = "no earlier match"

@@ -16,6 +16,20 @@ class DraftAsk:
     width: int
 
 
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A guess of the next tokens.
+
+    Attributes:
+        tokens: ids; () where there is none.
+        confidence: for each token the probability, as the drafter sees it, that the target says it, given that it said those before; () where
+            the drafter has no opinion.
+    """
+
+    tokens: tuple[int, ...] = ()
+    confidence: tuple[float, ...] = ()
+
+
 class Drafter(Protocol):
     """Proposes tokens for several requests at once. A wrong guess costs time, never a token.
 
@@ -24,12 +38,12 @@ class Drafter(Protocol):
 
     name: str
 
-    def begin(self, request_id: int, prompt: Sequence[int]) -> None:
-        """A request starts; `prompt` is all that is known of it."""
+    def begin(self, request_id: int, prompt: Sequence[int], namespace: str) -> None:
+        """A request starts; `prompt` is all that is known of it. What it says may only serve requests of the same namespace."""
         ...
 
-    def propose(self, asks: Sequence[DraftAsk]) -> list[tuple[int, ...]]:
-        """At most `width` drafts for each ask, in order; an empty tuple where there is no guess."""
+    def propose(self, asks: Sequence[DraftAsk]) -> list[Draft]:
+        """A guess of at most `width` tokens for each ask, in order."""
         ...
 
     def commit(self, request_id: int, emitted: Sequence[int]) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from power_lab.engine.speculation.drafters import DraftAsk
+from power_lab.engine.speculation.drafters import Draft, DraftAsk
 
 LONGEST, SHORTEST = 5, 2
 
@@ -51,13 +51,13 @@ class LookupDrafter:
     def __init__(self) -> None:
         self._indexes: dict[int, SuffixIndex] = {}
 
-    def begin(self, request_id: int, prompt: Sequence[int]) -> None:
+    def begin(self, request_id: int, prompt: Sequence[int], namespace: str) -> None:
         index = SuffixIndex()
         index.extend(prompt)
         self._indexes[request_id] = index
 
-    def propose(self, asks: Sequence[DraftAsk]) -> list[tuple[int, ...]]:
-        return [self._indexes[ask.request_id].continuation(ask.tokens[-LONGEST:], ask.width) for ask in asks]
+    def propose(self, asks: Sequence[DraftAsk]) -> list[Draft]:
+        return [Draft(self._indexes[ask.request_id].continuation(ask.tokens[-LONGEST:], ask.width)) for ask in asks]
 
     def commit(self, request_id: int, emitted: Sequence[int]) -> None:
         """The prompt does not grow."""

@@ -1,0 +1,72 @@
+"""How many drafts a request's next step verifies. A choice costs or saves time and never changes a token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class WidthAsk:
+    """One request that may speculate in the next step.
+
+    Attributes:
+        request_id: whose. most: drafts that its step can verify (>= 1).
+        confidence: for each of its drafts, once there are some, the probability that the target says it if it said those before; () where
+            the drafter has no opinion.
+    """
+
+    request_id: int
+    most: int
+    confidence: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """drafts: at most so many. why: one clause for the trace."""
+
+    drafts: int
+    why: str
+
+
+class Costs(Protocol):
+    """Seconds as measured on this engine. None where nothing like it was measured yet."""
+
+    def step(self, rows: int) -> float | None:
+        """Of a step of so many rows; steps that are padded to one shape cost the same."""
+        ...
+
+    def draft(self, drafter: str, requests: int) -> float | None:
+        """Of one call of a drafter for so many requests."""
+        ...
+
+
+class Controller(Protocol):
+    """Chooses for all speculating requests of a step at once. What it keeps per request, it keeps between `begin` and `end`."""
+
+    name: str
+
+    def begin(self, request_id: int, drafter: str) -> None:
+        """A request that speculates starts."""
+        ...
+
+    def ask(self, asks: Sequence[WidthAsk], other_rows: int, costs: Costs) -> list[Choice]:
+        """Before drafting: how many drafts each drafter is asked for; 0 leaves the request to decode plainly.
+
+        other_rows: rows of the step beside one row for each of these requests.
+        """
+        ...
+
+    def keep(self, asks: Sequence[WidthAsk], other_rows: int, costs: Costs) -> list[Choice]:
+        """After drafting, `most` now being the drafts that there are: how many of each are verified. The rest is forgotten."""
+        ...
+
+    def observe(self, request_id: int, drafted: int, accepted: int, seconds: float) -> None:
+        """After a commit: drafts that were verified and that were accepted, and the seconds of the whole round, drafting included; also
+        for rounds of a speculating request without drafts."""
+        ...
+
+    def end(self, request_id: int) -> None:
+        """The request is over; forget it."""
+        ...
