@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from power_lab.engine.request import Finish, Request, SamplingParams
-from power_lab.engine.speculation.drafters import DraftAsk, make
+from power_lab.engine.speculation.drafters import Draft, DraftAsk, make
 from power_lab.engine.speculation.transaction import Proposer, match
 
 TOKENS = st.integers(0, 3)
@@ -60,8 +60,8 @@ def test_ngram_also_repeats_the_output_and_runs_on_in_a_loop() -> None:
 def test_drafts_continue_the_longest_earlier_match(tokens: list[int], width: int, name: str) -> None:
     """Against the plain definition: longest suffix (5 to 2) that occurred before with something after it, latest occurrence."""
     drafter = make(name)
-    drafter.begin(7, tokens)
-    (draft,) = drafter.propose([ask(tokens, width)])
+    drafter.begin(7, tokens, "")
+    draft = drafter.propose([ask(tokens, width)])[0].tokens
     for n in range(min(5, len(tokens)), 1, -1):
         at = [i for i in range(len(tokens) - n) if tokens[i : i + n] == tokens[-n:]]
         if at:
@@ -78,9 +78,9 @@ def test_drafts_continue_the_longest_earlier_match(tokens: list[int], width: int
 class Broken:
     name = "broken"
 
-    def begin(self, request_id: int, prompt: Sequence[int]) -> None: ...
+    def begin(self, request_id: int, prompt: Sequence[int], namespace: str) -> None: ...
 
-    def propose(self, asks: Sequence[DraftAsk]) -> list[tuple[int, ...]]:
+    def propose(self, asks: Sequence[DraftAsk]) -> list[Draft]:
         raise RuntimeError("boom")
 
     def commit(self, request_id: int, emitted: Sequence[int]) -> None:
@@ -101,8 +101,8 @@ def test_a_drafter_that_raises_costs_drafts_and_says_so() -> None:
 
 def test_drafts_outside_the_vocabulary_are_dropped_and_said() -> None:
     class Wild(Broken):
-        def propose(self, asks: Sequence[DraftAsk]) -> list[tuple[int, ...]]:
-            return [(1, 100)]
+        def propose(self, asks: Sequence[DraftAsk]) -> list[Draft]:
+            return [Draft((1, 100))]
 
         def commit(self, request_id: int, emitted: Sequence[int]) -> None: ...
 

@@ -22,8 +22,8 @@ class Draft:
 
     Attributes:
         tokens: ids; () where there is none.
-        confidence: for each token the probability, as the drafter sees it, that the target says it, given that it said those before; () where
-            the drafter has no opinion.
+        confidence: for each token the probability, as the drafter sees it, that the target says it if it said those before; () where the
+            drafter has no opinion.
     """
 
     tokens: tuple[int, ...] = ()
