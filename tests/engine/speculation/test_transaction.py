@@ -40,17 +40,17 @@ def ask(tokens: Sequence[int], width: int) -> DraftAsk:
 
 def test_lookup_quotes_the_prompt_only() -> None:
     drafter = make("lookup")
-    drafter.begin(7, [1, 2, 3, 4, 5, 9, 9])
-    assert drafter.propose([ask([1, 2, 3, 4, 5, 9, 9, 8, 2, 3], 3)]) == [(4, 5, 9)]
+    drafter.begin(7, [1, 2, 3, 4, 5, 9, 9], "")
+    assert drafter.propose([ask([1, 2, 3, 4, 5, 9, 9, 8, 2, 3], 3)]) == [Draft((4, 5, 9))]
     drafter.commit(7, [8, 6, 8, 6])
-    assert drafter.propose([ask([1, 2, 8, 6], 3)]) == [()]
+    assert drafter.propose([ask([1, 2, 8, 6], 3)]) == [Draft()]
 
 
 def test_ngram_also_repeats_the_output_and_runs_on_in_a_loop() -> None:
     drafter = make("ngram")
-    drafter.begin(7, [1, 2])
+    drafter.begin(7, [1, 2], "")
     drafter.commit(7, [8, 6, 8, 6])
-    assert drafter.propose([ask([1, 2, 8, 6, 8, 6], 5)]) == [(8, 6, 8, 6, 8)]
+    assert drafter.propose([ask([1, 2, 8, 6, 8, 6], 5)]) == [Draft((8, 6, 8, 6, 8))]
     drafter.end(7)
     with pytest.raises(KeyError):
         drafter.propose([ask([1, 2], 1)])
