@@ -1,13 +1,14 @@
 """The promise on real weights: 100 varied prompts of 200 tokens, whole outputs compared over everything that could change them.
 
-    python bench/exactness.py [--model smollm2] [--device cpu|cuda] [--batches 1 8 50] [--eager 8 50] [--output FILE]
+    python bench/exactness.py [--model smollm2] [--device cpu|cuda] [--batches 1 8 50] [--eager 8 50] [--parts ...] [--output FILE]
 
 Half of the prompts are sampled greedily, half at temperature 0.8 with a seed. A cell counts whole outputs (token ids) that equal those of
 one request at a time without speculation from an empty cache. Cells: every drafter, alone and in batches, cold and with every prompt
 cached, with captured graphs or operation by operation. Follow-up turns continue the model's own answer, whose KV was written by decode or
 verify steps: the case in which other engines change their answers (spec/peers.md).
 
-Exit status 0 only if every cell is whole.
+Parts can be run apart, for machines that are lent by the minute: each begins with the one cell with which the others are compared. The log
+is written after every cell. Exit status 0 only if every cell is whole.
 """
 
 from __future__ import annotations
@@ -48,6 +49,9 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 50], help="requests at once; the first is 1")
     parser.add_argument("--eager", type=int, nargs="*", default=[8, 50], help="batches that also run without graphs")
+    parser.add_argument(
+        "--parts", nargs="+", choices=("captured", "eager", "turns"), default=["captured", "eager", "turns"]
+    )
     parser.add_argument("--prompts", type=int, default=100)
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--turns", type=int, default=50)
@@ -62,15 +66,12 @@ def main() -> None:
         parser.error(f"--tokens: at least {2 * TURN}, of which the second half is what a continued answer must say")
 
     run = about(args) | {"card": card(args.device)} | ({"commit": args.commit} if args.commit else {})
-    campaign = Campaign(args)
-    try:
-        campaign.outputs()
+    campaign = Campaign(args, run)
+    campaign.outputs()
+    if "eager" in args.parts:
+        campaign.eager()
+    if "turns" in args.parts:
         campaign.turns(args.turns)
-    finally:  # the log of a run that was cut short is worth keeping
-        if args.output:
-            args.output.parent.mkdir(parents=True, exist_ok=True)
-            log = {"run": run, "engine": campaign.facts, "cells": campaign.cells}
-            args.output.write_text(json.dumps(log, indent=1) + "\n")
     sys.exit(any(cell["identical"] != cell["of"] for cell in campaign.cells))
 
 
@@ -81,8 +82,8 @@ class Campaign:
         cells: what each came to, printed as they come.
     """
 
-    def __init__(self, args: argparse.Namespace) -> None:
-        self.args = args
+    def __init__(self, args: argparse.Namespace, run: dict[str, Any]) -> None:
+        self.args, self._about = args, run
         self._loaded = load(self._config(), Paths.default(), lambda *_: None)
         self.engine = self._engine()
         facts = self.engine.facts
@@ -94,7 +95,10 @@ class Campaign:
         self.cells: list[dict[str, Any]] = []
 
     def outputs(self) -> None:
-        """Whole answers to every prompt."""
+        """Whole answers to every prompt; without this part, those alone that all others are compared with."""
+        if "captured" not in self.args.parts:
+            self._answers(self.engine, f"speculation off, {_at_once(1)}, cold", "off", 1, cold=True)
+            return
         for batch in self.args.batches:
             for drafter in DRAFTERS:
                 name = f"speculation {drafter}, {_at_once(batch)}"
@@ -106,14 +110,17 @@ class Campaign:
                     self._run(self.engine, self.prompts, DRAFTERS[0], 1, max(self.args.batches))
                 records = self._answers(self.engine, f"{name}, warm", drafter, batch)
                 self._expect_cached(name, records, [len(tokens) // 64 * 64 for tokens in self.prompts])
-        eager = self._engine(graph_mb=0) if self.args.eager else self.engine
+        longest = max(len(r.prompt_tokens) + len(r.tokens) for r in self.reference)
+        past = sum(len(r.prompt_tokens) > 512 for r in self.reference)
+        print(f"longest context {longest} tokens; {past} prompts past 512", flush=True)
+
+    def eager(self) -> None:
+        """The same, operation by operation."""
+        eager = self._engine(graph_mb=0)
         for batch in self.args.eager:
             for drafter in DRAFTERS if batch == max(self.args.eager) else DRAFTERS[::2]:  # slow, too
                 eager.drop_prefixes()
                 self._answers(eager, f"speculation {drafter}, {_at_once(batch)}, cold, eager", drafter, batch)
-        longest = max(len(r.prompt_tokens) + len(r.tokens) for r in self.reference)
-        past = sum(len(r.prompt_tokens) > 512 for r in self.reference)
-        print(f"longest context {longest} tokens; {past} prompts past 512", flush=True)
 
     def turns(self, count: int) -> None:
         """Continuations and follow-up turns: warm (KV from decode steps), cold (all prefilled), token by token."""
@@ -217,6 +224,10 @@ class Campaign:
         pairs = f"{cell['accepted']}/{cell['drafted']}"
         counts = f"{cell['identical']:3} of {cell['of']:3}   {cell['tokens_per_s']:8.1f}"
         print(f"{cell['cell']:48} {counts}   {pairs}", flush=True)
+        if self.args.output:
+            self.args.output.parent.mkdir(parents=True, exist_ok=True)
+            log = {"run": self._about, "engine": self.facts, "cells": self.cells}
+            self.args.output.write_text(json.dumps(log, indent=1) + "\n")
 
 
 def _at_once(batch: int) -> str:
