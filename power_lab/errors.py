@@ -85,6 +85,10 @@ class ProtocolError(PowerLabError):
     """A frame on the engine socket is malformed, too large or of another version."""
 
 
+class ReplayRefused(PowerLabError):
+    """A record does not hold what a counterfactual replay needs; the message names what is missing."""
+
+
 class EvidenceError(PowerLabError, ValueError):
     """A record or receipt is malformed, was changed, or does not fit what it is compared with.
 
