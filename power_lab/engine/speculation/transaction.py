@@ -119,14 +119,17 @@ class Proposer:
             drafts = drafter.propose([ask for _, ask in asked])
             if len(drafts) != len(asked):
                 raise ValueError(f"{len(asked)} asks but {len(drafts)} answers")
+            notes = [draft.note or "no earlier match" for draft in drafts]
             drafts = [tuple(draft.tokens[: ask.width]) for (_, ask), draft in zip(asked, drafts, strict=True)]
             if any(not 0 <= token < self._vocab for draft in drafts for token in draft):
                 raise ValueError(f"a draft is outside the vocabulary of {self._vocab}")
-            note = "no earlier match"
         except Exception as error:  # noqa: BLE001  # a drafter is never worth a request
             drafts = [()] * len(asked)
-            note = f"{drafter.name} failed: {type(error).__name__}: {error}"
+            notes = [f"{drafter.name} failed: {type(error).__name__}: {error}"] * len(asked)
         seconds = (self._clock() - start) / len(asked)
         for (request, _), draft in zip(asked, drafts, strict=True):
             request.drafts = draft
-        return {request.id: Proposal("" if request.drafts else note, seconds) for request, _ in asked}
+        return {
+            request.id: Proposal("" if request.drafts else note, seconds)
+            for (request, _), note in zip(asked, notes, strict=True)
+        }

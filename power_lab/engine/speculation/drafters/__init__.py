@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from power_lab.errors import ConfigError
+
 
 @dataclass(frozen=True, slots=True)
 class DraftAsk:
@@ -24,10 +26,12 @@ class Draft:
         tokens: ids; () where there is none.
         confidence: for each token the probability, as the drafter sees it, that the target says it if it said those before; () where the
             drafter has no opinion.
+        note: why there is none, where the drafter can say.
     """
 
     tokens: tuple[int, ...] = ()
     confidence: tuple[float, ...] = ()
+    note: str = ""
 
 
 class Drafter(Protocol):
@@ -55,8 +59,21 @@ class Drafter(Protocol):
         ...
 
 
-def make(name: str) -> Drafter:
-    """The drafter of that name, for one engine."""
+def make(name: str, draft_model: Drafter | None = None) -> Drafter:
+    """The drafter of that name, for one engine.
+
+    draft_model: what the engine has loaded as its draft model.
+
+    Raises ConfigError for key `speculate` when there is none and it is asked for.
+    """
+    if name == "draft-model":
+        if draft_model is None:
+            raise ConfigError(
+                "speculate",
+                "'draft-model' needs a draft model, and this engine has none",
+                'Load the model with draft="...", the name or path of a smaller one with the same vocabulary.',
+            )
+        return draft_model
     from power_lab.engine.speculation.drafters.suffix import LookupDrafter, NgramDrafter
 
     return {"lookup": LookupDrafter, "ngram": NgramDrafter}[name]()
