@@ -18,6 +18,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 OWNERS: dict[str, str] = {
     "model": "model",
+    "draft": "model",
     "device": "backend",
     "mode": "backend",
     "threads": "host",
@@ -43,6 +44,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     Attributes:
         model: a name from `lab.models()`, the path of a .gguf file or of a SafeTensors folder.
+        draft: a second, smaller model with the same vocabulary, named as `model` is, for `speculate="draft-model"`; empty is none.
         device: `cpu`, `cuda` (an NVIDIA GPU), or `auto`, which takes a GPU that the kernels are tested on, and else the CPU.
         mode: `exact` keeps every output bit for bit independent of batch, chunking, cache, speculation and preemption; `fast` does not.
         threads: CPU threads; 0 takes all cores.
@@ -60,6 +62,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """
 
     model: str = "smollm2"
+    draft: str = ""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     mode: Literal["exact", "fast"] = "exact"
     threads: int = 0

@@ -11,7 +11,7 @@ import msgspec
 
 from power_lab.errors import ConfigError
 
-Drafting = Literal["off", "lookup", "ngram"]
+Drafting = Literal["off", "lookup", "ngram", "draft-model"]
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 """Text, token ids, or chat messages ({"role", "content"})."""
 
