@@ -31,6 +31,7 @@ from power_lab.engine.runner import Observer, Runner, Sampled, Sizes
 from power_lab.engine.scheduler import Limits, Outcome, Scheduler
 from power_lab.engine.shapes import ShapeStats
 from power_lab.engine.speculation.drafters import make as make_drafter
+from power_lab.engine.speculation.drafters.model import ModelDrafter
 from power_lab.engine.speculation.transaction import Proposal, Proposer
 from power_lab.engine.ticket import Ticket
 from power_lab.engine.trace import BlockState, EngineFacts, OnDelta, OnDone, RunRecord
@@ -80,21 +81,31 @@ class Engine:
         self._next_id = 0
         limits = Limits.of(self.config)
         longest = min(self._loaded.context, self.config.context or self._loaded.context)
+        graphs = self.config.graph_mb > 0
+        budget, draft_budget = memory.graph_budgets(self.config, self._loaded.draft is not None)
         self._runner = Runner(
             self._loaded.model,
             Sizes(limits.step_tokens, limits.sampled_rows, limits.max_batch, longest),
             clock=clock,
-            graph_bytes=self.config.graph_mb << 20,
-            graphs=self.config.graph_mb > 0,
+            graph_bytes=budget,
+            graphs=graphs,
             observer=observer,
         )
-        free = self._runner.ops.free_bytes()
-        self._pool = memory.plan(self.config, longest, self._loaded.model.page_bytes, free)
+        self._draft: ModelDrafter | None = None
+        if self._loaded.draft is not None:  # before anything is captured: both runners' scratch is one
+            model = self._loaded.draft.model
+            self._draft = ModelDrafter(model, limits, longest, clock=clock, graph_bytes=draft_budget, graphs=graphs)
+        runners = [self._runner, *([self._draft.runner] if self._draft is not None else [])]
+        page_bytes = sum(runner.model.page_bytes for runner in runners)
+        self._pool = memory.plan(self.config, longest, page_bytes, self._runner.ops.free_bytes())
         self.context = self._pool.context
         self._runner.make_pool(self._pool.pages)
+        if self._draft is not None:
+            self._draft.make_pool(self._pool.pages)
         root = partial(prefix.model_root, self.facts)
         self._scheduler = Scheduler(BlockPool(self._pool.pages), limits, root, reuse=self.config.prefix_cache)
-        self._proposer = Proposer(make_drafter, clock, self.facts.vocab)
+        make = partial(make_drafter, draft_model=self._draft)
+        self._proposer = Proposer(make, clock, self.facts.vocab)
         self._overlap = self.config.overlap and self._runner.ops.asynchronous
         self._flights: deque[Flight] = deque()  # at most two: one to collect, one behind it
         self._published = 0.0
@@ -207,7 +218,9 @@ class Engine:
 
     def memory(self) -> MemoryPlan:
         """Bytes on the device; of a closed engine, as they were."""
-        return self._memory or views.memory(self.facts, self._runner, self._pool, psutil.Process().memory_info().rss)
+        resident = psutil.Process().memory_info().rss
+        draft = self._draft.runner if self._draft is not None else None
+        return self._memory or views.memory(self._loaded, self._runner, draft, self._pool, resident)
 
     def shapes(self) -> tuple[ShapeStats, ...]:
         """What became of each shape that steps ran in: captures, replays, eager runs and why, padding, bytes."""
@@ -367,6 +380,8 @@ class Engine:
             self._memory = self._memory or self.memory()
             self._runner.ops.wait()  # a step that was given up may still be writing
             self._runner.release(weights=self._owns_device)
+            if self._draft is not None:
+                self._draft.runner.release(weights=self._owns_device)
             if self._owns_device:
                 self._runner.ops.close()  # in turn: another engine may be stepping on the same threads
 

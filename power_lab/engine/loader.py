@@ -16,9 +16,10 @@ from power_lab.engine.device import choose
 from power_lab.engine.hostprofile import HostProfile
 from power_lab.engine.models.bind import bind
 from power_lab.engine.models.decoder import Decoder
-from power_lab.engine.models.describe import describe
+from power_lab.engine.models.describe import Described, describe
 from power_lab.engine.models.spec import AttentionSpec, ModelSpec, ModelWeights
 from power_lab.engine.revision import code_digest, versions
+from power_lab.engine.speculation.drafters.binding import check_reach, check_vocabulary
 from power_lab.engine.tokenizer import Tokenizer
 from power_lab.engine.trace import EngineFacts
 from power_lab.engine.weights.checkpoint import Checkpoint, open_checkpoint
@@ -33,6 +34,20 @@ from power_lab.models.fit import machine_memory
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class LoadedDraft:
+    """A draft model that fits its target.
+
+    Attributes:
+        model: the decoder, on the target's operation table; name, sha256: of its file; weights: bytes of its tensors.
+    """
+
+    model: Decoder
+    name: str
+    sha256: str
+    weights: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Loaded:
     """A model ready to run.
 
@@ -40,6 +55,7 @@ class Loaded:
         model: the decoder on its device; tokenizer: its text side; facts: what receipts say; context: longest request in tokens.
         reasons: setting -> why it has the value it has; "rope" and "parts", where there was a choice, as "value: why".
         turn: held during a step: the operation table serves one at a time, also where several engines share the model.
+        draft: the draft model, if one is configured.
     """
 
     model: Decoder
@@ -48,6 +64,7 @@ class Loaded:
     context: int
     reasons: dict[str, str]
     turn: AbstractContextManager[bool] = field(default_factory=threading.RLock)
+    draft: LoadedDraft | None = None
 
 
 def load(config: EngineConfig, paths: Paths, progress: Report) -> Loaded:
@@ -69,16 +86,12 @@ def load(config: EngineConfig, paths: Paths, progress: Report) -> Loaded:
         license = entry.license or checkpoint.license
         context, why = _context(config.context, kv_tokens, spec)
         if device == "cpu":  # a GPU's pool is planned once the weights are there
-            _check_pool(kv_tokens, spec)
+            _check_pool(kv_tokens, spec.kv_bytes_per_token)
         progress("model file", 1, 1)
-        types = [QuantType[name] for name in checkpoint.bytes_by_type() if name in QuantType.__members__]
-        ops.prepare(types, lambda done, total, name: progress(f"kernels: {name}", done, total))
-        with _compilers(entry, config, context, tokenizer.vocab_size, ops) as compilers:
-            weights = bind(spec, described.source, ops)
-            ops.wait()
-            fault = compilers.wait(progress)
+        weights, fault = _weights(checkpoint, described, entry, config, context, tokenizer.vocab_size, ops, progress)
     if config.mode == "exact":
         _prove(device, ops.digest(), threads, spec, weights, paths, progress)
+    draft = _draft(config, paths, progress, ops, device, threads, tokenizer, spec, context) if config.draft else None
     facts = EngineFacts(
         model=entry.name,
         file=entry.path.name,
@@ -105,8 +118,71 @@ def load(config: EngineConfig, paths: Paths, progress: Report) -> Loaded:
         **_rope_reason(spec, context),
         **({"parts": f"text: {', '.join(described.left_out)} left out"} if described.left_out else {}),
         "kernels": "; ".join((*ops.reasons(), *([fault] if fault else []))),
+        **({"draft": f"{draft.name} ({draft.sha256[:8]}) has the target's vocabulary"} if draft is not None else {}),
     }
-    return Loaded(Decoder(spec, weights, ops, context), tokenizer, facts, context, reasons)
+    return Loaded(Decoder(spec, weights, ops, context), tokenizer, facts, context, reasons, draft=draft)
+
+
+def _draft(
+    config: EngineConfig,
+    paths: Paths,
+    progress: Report,
+    ops: Ops,
+    device: str,
+    threads: int,
+    target: Tokenizer,
+    target_spec: ModelSpec,
+    context: int,
+) -> LoadedDraft:
+    """Load the draft model beside its target. Raises as `load` does, ConfigError for key `draft` where the two do not fit.
+
+    Its rows are proved to be independent, too: not for the tokens' sake, but so that what it drafts can be replayed.
+    """
+    entry = _named_by("draft", config.draft, paths, progress)
+    progress("draft model file", 0, 1)
+    with open_checkpoint(entry.path) as checkpoint:
+        tokenizer = _tokenizer(checkpoint)
+        check_vocabulary(tokenizer, target)
+        described = describe(checkpoint, tokenizer.vocab_size)
+        spec = described.spec
+        check_reach(entry.name, spec.vocab, spec.context, target_spec.vocab, context)
+        if device == "cpu":
+            _check_pool(config.kv_tokens or CPU_KV_TOKENS, target_spec.kv_bytes_per_token + spec.kv_bytes_per_token)
+        progress("draft model file", 1, 1)
+        weights, _ = _weights(checkpoint, described, entry, config, context, tokenizer.vocab_size, ops, progress)
+    if config.mode == "exact":
+        _prove(device, ops.digest(), threads, spec, weights, paths, progress)
+    nbytes = sum(weights.bytes_by_type.values())
+    return LoadedDraft(Decoder(spec, weights, ops, context), entry.name, entry.sha256, nbytes)
+
+
+def _named_by(key: str, model: str, paths: Paths, progress: Report) -> ModelEntry:
+    """The model that a setting names. Raises what `ensure` raises, ConfigError naming that setting."""
+    try:
+        return ensure(model, paths, progress)
+    except ConfigError as error:
+        if error.key != "model":
+            raise
+        raise ConfigError(key, error.message.removeprefix("model: "), error.remedy) from None
+
+
+def _weights(
+    checkpoint: Checkpoint,
+    described: Described,
+    entry: ModelEntry,
+    config: EngineConfig,
+    context: int,
+    vocab: int,
+    ops: Ops,
+    progress: Report,
+) -> tuple[ModelWeights, str]:
+    """A model's weights on the device, and why its kernels were not compiled beforehand although they should have been, or nothing."""
+    types = [QuantType[name] for name in checkpoint.bytes_by_type() if name in QuantType.__members__]
+    ops.prepare(types, lambda done, total, name: progress(f"kernels: {name}", done, total))
+    with _compilers(entry, config, context, vocab, ops) as compilers:
+        weights = bind(described.spec, described.source, ops)
+        ops.wait()
+        return weights, compilers.wait(progress)
 
 
 def _tokenizer(checkpoint: Checkpoint) -> Tokenizer:
@@ -195,9 +271,9 @@ def _attention_shape(a: AttentionSpec) -> AttentionShape:
     return AttentionShape(a.heads, a.kv_heads, a.head_dim, a.window, a.softcap, norms[a.qk_norm])
 
 
-def _check_pool(kv_tokens: int, spec: ModelSpec) -> None:
-    """Raises ConfigError for a KV pool that this machine could never fill; one page is always there besides."""
-    token, memory = spec.kv_bytes_per_token, machine_memory()
+def _check_pool(kv_tokens: int, token: int) -> None:
+    """Raises ConfigError for a KV pool, of `token` bytes each, that this machine could never fill; one page is always there besides."""
+    memory = machine_memory()
     if (kv_tokens + BLOCK) * token > memory:
         raise ConfigError(
             "kv_tokens",

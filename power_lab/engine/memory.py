@@ -8,6 +8,7 @@ from power_lab.engine.config import CPU_KV_TOKENS, EngineConfig
 from power_lab.engine.prefix import BLOCK_TOKENS
 from power_lab.errors import CapacityError, ConfigError
 
+DRAFT_GRAPHS = 4  # a draft model's few shapes get one part in so many of what graphs may take
 RESERVE = 0.03  # of what is free is left to others, and to what nobody counts
 _GIB, _MIB = 2**30, 2**20
 
@@ -21,7 +22,7 @@ class Room:
         workspace: bytes of activations, scratch and index arrays that are still to come.
         graphs: bytes that captured graphs may grow to.
         reserve: bytes to leave alone, for other programs and for what nobody counts; below 1, the share of `free`.
-        page_bytes: bytes of one page of `BLOCK_TOKENS` tokens, over all layers.
+        page_bytes: bytes of one page of `BLOCK_TOKENS` tokens, over all layers, of the draft model's, too, where there is one.
 
     Raises ValueError for negative numbers.
     """
@@ -139,13 +140,20 @@ def plan_pool(room: Room, wish: Wish) -> PoolPlan:
     )
 
 
+def graph_budgets(config: EngineConfig, draft: bool) -> tuple[int, int]:
+    """Bytes that captured graphs of the model and of its draft model may take."""
+    whole = config.graph_mb << 20
+    part = whole // DRAFT_GRAPHS if draft else 0
+    return whole - part, part
+
+
 def plan(config: EngineConfig, context: int, page_bytes: int, free: int | None) -> PoolPlan:
     """The pool of an engine.
 
     Args:
         config: what is asked.
         context: longest request that the loaded model takes, in tokens.
-        page_bytes: of one page over all layers.
+        page_bytes: of one page over all layers; with a draft model, whose pool has as many pages, of one page of each.
         free: bytes that the device has left beside weights and workspace; None where its memory is the machine's, which is taken page by
             page as it is touched.
 

@@ -98,7 +98,12 @@ class Runner:
     @property
     def nbytes(self) -> int:
         """Activations, scratch, index arrays and tables; neither the KV pool nor graphs."""
-        return self.workspace.nbytes + self.inputs.nbytes + self.model.table_bytes + self.ops.nbytes
+        return self.own_nbytes + self.ops.nbytes
+
+    @property
+    def own_nbytes(self) -> int:
+        """The same without scratch, which all runners of an operation table share."""
+        return self.workspace.nbytes + self.inputs.nbytes + self.model.table_bytes
 
     def make_pool(self, pages: int) -> None:
         """Allocate the KV pool, the dummy page included, before the first step."""

@@ -19,7 +19,7 @@ from power_lab.engine.request import Request
 from power_lab.engine.runner import Runner
 from power_lab.engine.scheduler import Outcome, Scheduler
 from power_lab.engine.speculation.transaction import Proposal
-from power_lab.engine.trace import BlockState, EngineFacts, Logprob, Round, Step
+from power_lab.engine.trace import BlockState, Logprob, Round, Step
 
 
 @dataclass(slots=True)
@@ -166,23 +166,30 @@ def _block(pool: BlockPool, block_id: int, owners: tuple[int, ...], filled: int)
     )
 
 
-def memory(facts: EngineFacts, runner: Runner, pool: PoolPlan, resident: int) -> MemoryPlan:
-    page_bytes = runner.model.page_bytes
+def memory(loaded: Loaded, runner: Runner, draft: Runner | None, pool: PoolPlan, resident: int) -> MemoryPlan:
+    """Bytes of model and draft model together; `draft` is the draft model's runner."""
+    page_bytes = pool.nbytes // pool.pages
+    weights = sum(loaded.facts.quantisation.values())
     where = (
         "weights are mapped from the file; KV pages are touched one by one"
         if runner.ops.free_bytes() is None
         else f"weights are copied to the device; the KV pool: {pool.kv_reason}"
     )
+    graphs, workspace, of_draft = runner.graphs.nbytes, runner.nbytes, ""
+    if draft is not None and loaded.draft is not None:
+        own, kv = draft.own_nbytes, pool.pages * draft.model.page_bytes
+        of_draft = f"; of these the draft model's: {loaded.draft.weights} weights, {kv} pool, {own} workspace"
+        weights, graphs, workspace = weights + loaded.draft.weights, graphs + draft.graphs.nbytes, workspace + own
     return MemoryPlan(
-        weights=sum(facts.quantisation.values()),
+        weights=weights,
         pool=pool.nbytes,
         pages=pool.pages,
         page_bytes=page_bytes,
         states=0,
-        graphs=runner.graphs.nbytes,
-        workspace=runner.nbytes,
+        graphs=graphs,
+        workspace=workspace,
         resident=resident,
-        reason=f"{where}; KV of {page_bytes // BLOCK_TOKENS} bytes a token ({runner.ops.name})",
+        reason=f"{where}; KV of {page_bytes // BLOCK_TOKENS} bytes a token ({runner.ops.name}){of_draft}",
     )
 
 
@@ -190,7 +197,14 @@ def explain(config: EngineConfig, loaded: Loaded, pool: PoolPlan) -> tuple[Decis
     """Settings with their owners and reasons, then the mechanisms. The pool's context may be below the model's."""
     facts, ops = loaded.facts, loaded.model.ops
     defaults = EngineConfig(device=config.device)
-    resolved = {"device": facts.device, "threads": facts.threads, "context": pool.context, "kv_tokens": pool.kv_tokens}
+    draft = loaded.draft.name if loaded.draft is not None else "none"
+    resolved = {
+        "draft": draft,
+        "device": facts.device,
+        "threads": facts.threads,
+        "context": pool.context,
+        "kv_tokens": pool.kv_tokens,
+    }
     reasons = loaded.reasons | {"kv_tokens": pool.kv_reason}
     if (
         pool.context < facts.context
@@ -223,7 +237,10 @@ def explain(config: EngineConfig, loaded: Loaded, pool: PoolPlan) -> tuple[Decis
             else "fast mode: library matrix products depend on the batch",
         ),
         Decision(
-            key="speculation", value="lookup, ngram", owner="runtime", reason="asked per request (speculate=, width=)"
+            key="speculation",
+            value="lookup, ngram" + (", draft-model" if loaded.draft is not None else ""),
+            owner="runtime",
+            reason="asked per request (speculate=, width=)",
         ),
         Decision(
             key="graphs",

@@ -173,7 +173,9 @@ class ModelDrafter:
         """Whose blocks a request may take, the last one first: those that did not ask now, longest ago first, then younger ones."""
         idle = [cache for cache in self._caches.values() if cache.asked < self._turn and cache.blocks]
         younger = [
-            cache for id, cache in self._caches.items() if id > request_id and cache.asked == self._turn and cache.blocks
+            cache
+            for id, cache in self._caches.items()
+            if id > request_id and cache.asked == self._turn and cache.blocks
         ]
         younger.sort(key=lambda cache: cache.controls.id)
         return younger + sorted(idle, key=lambda cache: cache.asked, reverse=True)
