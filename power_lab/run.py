@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     import xarray
 
     from power_lab.evidence.receipt import Receipt
+    from power_lab.what_if import WhatIf
 
 EVIDENCE_MIME = "application/vnd.power-lab.evidence+json"
 NO_MATH = "mathjax_ignore tex2jax_ignore"  # notebooks typeset $…$ in HTML, and output must show as it is
@@ -109,6 +111,50 @@ class Run:
         record = self.record
         later = len(record.tokens) - len(record.rounds[0].emitted) if record.rounds else 0
         return later / record.decode_s if later > 0 and record.decode_s > 0 else None
+
+    def what_if(
+        self,
+        *,
+        speculate: str | None = None,
+        width: int | None = None,
+        controller: str | None = None,
+        costs_from: Iterable[Run] | None = None,
+    ) -> WhatIf:
+        """What this run would have done under other settings of speculation, computed from the record without the model.
+
+        Verification is exact, so the output is the same under every setting, and the rounds follow from what drafters make of it. They are
+        those of the request alone, with fresh drafters; in a batch the engine may cut windows for lack of rows. Seconds are medians of what
+        steps of as many rows took in recorded runs; where there was none, there is a reason and no number.
+
+        Args:
+            speculate: drafter. width: most tokens drafted a round. controller: what chooses the width of each round.
+                What is None stays as it was.
+            costs_from: runs whose steps give the costs, such as one for each width; this run if None.
+
+        Raises:
+            ConfigError for a wrong setting; ReplayRefused where the record does not hold what a drafter needs, or the run was ended from
+            outside; EvidenceError if the record contradicts itself.
+        """
+        from power_lab.engine.speculation.recorded import RecordedCosts
+        from power_lab.what_if import what_if
+
+        costs = RecordedCosts.of([run.record for run in ((self,) if costs_from is None else costs_from)])
+        return what_if(self.record, costs, speculate=speculate, width=width, controller=controller)
+
+    def what_if_widths(
+        self,
+        widths: Sequence[int] = (1, 3, 7, 15),
+        *,
+        speculate: str | None = None,
+        controller: str | None = None,
+        costs_from: Iterable[Run] | None = None,
+    ) -> xarray.Dataset:
+        """The same for several widths: dimension `width`. Arguments and errors as for `what_if`; `power_lab.what_if.sweep` takes more runs."""
+        from power_lab.what_if import sweep
+
+        drafter = str(self.record.params.get("speculate", "off")) if speculate is None else speculate
+        options = {"controller": controller, "costs_from": costs_from}
+        return sweep([self], speculate=[drafter], widths=widths, **options).isel(run=0, drafter=0)
 
     def summary(self) -> dict[str, str | int | float | None]:
         """The run in one flat row: counts, rates and times in seconds, for tables."""

@@ -64,12 +64,13 @@ def replay(
     Raises:
         ReplayRefused where the record does not hold what the replay needs.
     """
-    check(record, params.speculate)
+    check(record, params)
     return tuple(_Replay(record, params, clock).rounds())
 
 
-def check(record: RunRecord, speculate: str) -> None:
+def check(record: RunRecord, params: SamplingParams) -> None:
     """Raise ReplayRefused, naming what is missing, unless the record can be replayed with that drafter."""
+    speculate = params.speculate
     if speculate not in FROM_TOKENS:
         raise ReplayRefused(
             f"speculate: {speculate!r} drafts from more than the request's tokens, and a record holds nothing else",
@@ -80,8 +81,11 @@ def check(record: RunRecord, speculate: str) -> None:
             f"finish: the run was ended from outside ({record.finish}), so what it would have said next is not known",
             "Replay a run that ended by itself or at max_tokens.",
         )
-    if not record.tokens:
-        raise ReplayRefused("tokens: the run said nothing.", "Replay a run with output.")
+    if not 0 < len(record.tokens) <= params.max_tokens or not record.prompt_tokens:
+        raise ReplayRefused(
+            f"tokens: {len(record.tokens)} after a prompt of {len(record.prompt_tokens)}, with max_tokens {params.max_tokens}",
+            "Replay a record as the engine made it.",
+        )
 
 
 class _Replay:
@@ -102,7 +106,7 @@ class _Replay:
         )
         config = record.engine.config
         limits = Limits.of(EngineConfig.of({key: config[key] for key in ("step_tokens", "max_batch") if key in config}))
-        pages = 2 + 2 * blocks_for(self._request.limit)
+        pages = 2 + 2 * blocks_for(len(self._known) + params.width)  # the prefix's and its own
         self._scheduler = Scheduler(BlockPool(pages), limits, lambda namespace: b"")
         self._proposer = Proposer(make, clock, record.engine.vocab)
         self._cached = list(prompt[: record.cached])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -13,19 +14,21 @@ from hypothesis import strategies as st
 
 from power_lab.engine.config import EngineConfig
 from power_lab.engine.request import SamplingParams
+from power_lab.engine.speculation.drafters import Draft, DraftAsk
 from power_lab.engine.speculation.recorded import RecordedCosts
 from power_lab.engine.speculation.replay import replay
 from power_lab.engine.trace import RunRecord
 from power_lab.errors import ReplayRefused
 from tests import tiny
-from tests.factories import run_record
+from tests.factories import engine_facts, run_record
 from tests.pairs import all_pairs
 
 SHAPE = tiny.Shape(layers=1, heads=2, kv_heads=2, head_dim=8, seed=2)
 LIMIT = 90
+FEW = {65 + i: 9.0 for i in range(12)}  # favoured tokens: so few that outputs quote prompts and themselves
 AXES: dict[str, list[Any]] = {
-    "recorded": ["off", "lookup", "ngram"],
-    "speculate": ["off", "lookup", "ngram"],
+    "recorded": ["off", "lookup", "ngram", "oracle"],
+    "speculate": ["off", "lookup", "ngram", "oracle"],
     "width": [1, 3, 7, 15],
     "sampling": [{}, {"temperature": 0.8}, {"temperature": 1.0, "repetition_penalty": 1.1}],
     "end": ["max_tokens", "token", "string", "context", "one"],
@@ -37,23 +40,40 @@ Ops = Callable[[int], Any]
 Rounds = list[tuple[int, tuple[int, ...], int, tuple[int, ...], str]]
 
 
+class Oracle:
+    """A drafter that knows the output and errs at every seventh position, or beyond the output: windows end everywhere."""
+
+    name = "oracle"
+
+    def __init__(self, known: Sequence[int]) -> None:
+        self._known = [token if at % 7 else 255 - token for at, token in enumerate([*known, *[65] * 64])]
+
+    def begin(self, request_id: int, prompt: Sequence[int], namespace: str) -> None: ...
+
+    def propose(self, asks: Sequence[DraftAsk]) -> list[Draft]:
+        return [Draft(tuple(self._known[len(ask.tokens) :][: ask.width])) for ask in asks]
+
+    def commit(self, request_id: int, emitted: Sequence[int]) -> None: ...
+
+    def end(self, request_id: int) -> None: ...
+
+
 def prompt_of(seed: int, length: int) -> list[int]:
     rng = random.Random(seed)
-    passage = [rng.randrange(256) for _ in range(9)]
-    tokens: list[int] = []
-    while len(tokens) < length:
-        tokens += passage if rng.random() < 0.6 else [rng.randrange(256) for _ in range(4)]
-    return tokens[:length]
+    return [rng.choice([*FEW]) for _ in range(length)]
 
 
 class Bench:
-    """Fresh engines of one setting, whose records say that setting as loaded models' do."""
+    """Fresh engines of one setting, whose records say that setting as loaded models' do. `known`: what the oracle drafts."""
 
     def __init__(self, ops: Any, **options: Any) -> None:
         self.ops, self.options = ops, options
+        self.known: Sequence[int] = ()
 
     def run(self, prompt: list[int], params: SamplingParams, *, warm: bool = False) -> RunRecord:
         engine = tiny.engine(SHAPE, self.ops, **self.options)
+        if self.known:
+            engine._proposer._make = lambda _: Oracle(self.known)
         if warm:
             engine.generate(prompt, SamplingParams(max_tokens=1))
         record = engine.generate(prompt, params)
@@ -65,35 +85,139 @@ def rounds_of(record: RunRecord) -> Rounds:
     return [(r.start, r.drafted, r.accepted, r.emitted, r.note) for r in record.rounds]
 
 
-def same(bench: Bench, prompt: list[int], before: SamplingParams, after: SamplingParams, warm: bool = False) -> RunRecord:
-    """Record with `before`, replay with `after`, run with `after`: equal. Returns the real run."""
-    recorded, real = bench.run(prompt, before, warm=warm), bench.run(prompt, after, warm=warm)
-    replayed = replay(recorded, after)
+def same(recorded: RunRecord, real: RunRecord, params: SamplingParams) -> None:
+    """What was recorded, replayed with `params`, is what really ran with them."""
+    replayed = replay(recorded, params)
     assert [(r.start, r.drafted, r.accepted, r.emitted, r.why) for r in replayed] == rounds_of(real)
     assert [r.rows for r in replayed] == [r.rows for r in real.rounds]
     assert [r.asked for r in replayed] == [r.draft_s > 0 for r in real.rounds]
-    return real
 
 
-def ending(bench: Bench, prompt: list[int], end: str, common: dict[str, Any]) -> dict[str, Any]:
-    """Parameters with which the run ends so, within the windows of wide drafts where that can be."""
-    said = bench.run(prompt, SamplingParams(max_tokens=LIMIT, ignore_eos=True, **common)).tokens
-    at = random.Random(len(prompt)).randrange(20, 70)
+def ending(said: Sequence[int], end: str, prompt: int) -> dict[str, Any]:
+    """Parameters with which the run ends so. A token or string ends it at its last new one."""
+    token = max(said, key=said.index)
+    plain = [i for i in range(len(said) - 2) if all(t in FEW for t in said[i : i + 3])]
+    at = max(first(said, i) for i in plain)
     return {
         "max_tokens": {"max_tokens": LIMIT, "ignore_eos": True},
         "one": {"max_tokens": 1},
-        "context": {"max_tokens": 256 - len(prompt), "ignore_eos": True},
-        "token": {"max_tokens": LIMIT, "stop_tokens": (said[at],)},
-        "string": {"max_tokens": LIMIT, "stop": (chr(said[at]) if said[at] < 128 else "\ufffd",), "ignore_eos": True},
+        "context": {"max_tokens": 256 - prompt, "ignore_eos": True},
+        "token": {"max_tokens": LIMIT, "stop_tokens": (token,)},
+        "string": {"max_tokens": LIMIT, "stop": (bytes(said[at : at + 3]).decode("ascii"),), "ignore_eos": True},
     }[end]
 
 
+def first(said: Sequence[int], at: int) -> int:
+    """Where the three tokens at a place come first."""
+    return next(i for i in range(at + 1) if said[i : i + 3] == said[at : at + 3])
+
+
 @pytest.mark.parametrize("case", all_pairs(AXES), ids=lambda case: "-".join(map(str, case.values())))
-def test_a_replay_is_what_a_real_run_does(case: dict[str, Any], numba_ops: Ops) -> None:
-    bench = Bench(numba_ops(1), step_tokens=case["step_tokens"], context=256, max_batch=4)
+def test_a_replay_is_what_a_real_run_does(
+    case: dict[str, Any], numba_ops: Ops, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded, real = both(case, numba_ops(1), monkeypatch)
+    assert recorded.tokens == real.tokens
+    assert recorded.finish == ("stop" if case["end"] in ("token", "string") else "length")
+
+
+def both(case: dict[str, Any], ops: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[RunRecord, RunRecord]:
+    """A run with one setting and a run with another, the second being what the replay of the first says."""
+    bench = Bench(ops, step_tokens=case["step_tokens"], context=256, max_batch=4)
     prompt = prompt_of(case["prompt"], case["prompt"])
-    common = {"seed": 5, **case["sampling"]}
-    common |= ending(bench, prompt, case["end"], common)
-    before = SamplingParams(speculate=case["recorded"], width=6, **common)
-    after = SamplingParams(speculate=case["speculate"], width=case["width"], **common)
-    same(bench, prompt, before, after, case["prefix"] == "warm")
+    common = {"seed": 5, "logit_bias": FEW, **case["sampling"]}
+    said = bench.run(prompt, SamplingParams(max_tokens=LIMIT, ignore_eos=True, **common)).tokens
+    common |= ending(said, case["end"], len(prompt))
+    runs = []
+    for drafter, width in ((case["recorded"], 6), (case["speculate"], case["width"])):
+        oracle = drafter == "oracle"
+        bench.known = [*prompt, *said] if oracle else ()
+        params = SamplingParams(speculate="ngram" if oracle else drafter, width=width, **common)
+        runs.append(bench.run(prompt, params, warm=case["prefix"] == "warm"))
+    if case["speculate"] == "oracle":
+        monkeypatch.setattr("power_lab.engine.speculation.replay.make", lambda _: Oracle([*prompt, *said]))
+    same(*runs, params)
+    return runs[0], runs[1]
+
+
+WINDOWS: dict[str, list[Any]] = {
+    "recorded": ["off", "oracle"],
+    "speculate": ["oracle"],
+    "width": [3, 15],
+    "sampling": [{"temperature": 0.8}],
+    "end": ["token", "string", "max_tokens"],
+    "step_tokens": [64],
+    "prompt": [65, 40],
+    "prefix": ["cold", "warm"],
+}
+
+
+def test_the_rounds_compared_hold_every_kind_of_end(numba_ops: Ops, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cases above would pass by luck if no window ended early and no prompt ended on a single token."""
+    rounds = []
+    for case in all_pairs(WINDOWS):
+        rounds += both(case, numba_ops(1), monkeypatch)[1].rounds
+    assert any(r.start == 65 and r.drafted for r in rounds), "drafts behind the last token of a prompt in chunks"
+    assert any(r.drafted and r.accepted == len(r.emitted) < len(r.drafted) for r in rounds), "an end inside a window"
+    assert any(r.drafted and r.accepted == len(r.emitted) - 1 == len(r.drafted) for r in rounds), "a bonus"
+    assert any(r.accepted == 0 < len(r.drafted) for r in rounds), "nothing accepted"
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    prompt=st.lists(st.sampled_from([65, 66, 67, 68]), min_size=1, max_size=150),
+    params=st.fixed_dictionaries(
+        {
+            "max_tokens": st.integers(1, 60),
+            "temperature": st.sampled_from([0.0, 0.7]),
+            "seed": st.integers(0, 99),
+            "stop_tokens": st.sampled_from([(), (67,), (68,)]),
+        }
+    ),
+    before=st.tuples(st.sampled_from(["off", "lookup", "ngram"]), st.integers(1, 20)),
+    after=st.tuples(st.sampled_from(["off", "lookup", "ngram"]), st.integers(1, 20)),
+    step_tokens=st.sampled_from([16, 100]),
+    warm=st.booleans(),
+)
+def test_any_run_replays_as_any_other(
+    numba_ops: Ops,
+    prompt: list[int],
+    params: dict[str, Any],
+    before: tuple[str, int],
+    after: tuple[str, int],
+    step_tokens: int,
+    warm: bool,
+) -> None:
+    bench = Bench(numba_ops(1), step_tokens=step_tokens, context=256, max_batch=2)
+    common = {**params, "logit_bias": dict.fromkeys([65, 66, 67, 68], 15.0)}
+    first, second = (SamplingParams(speculate=name, width=width, **common) for name, width in (before, after))  # type: ignore[arg-type]
+    same(bench.run(prompt, first, warm=warm), bench.run(prompt, second, warm=warm), second)
+
+
+def test_what_a_record_does_not_hold_is_refused() -> None:
+    record = run_record(20)
+    for finish in ("cancelled", "deadline", "error"):
+        with pytest.raises(ReplayRefused, match=f"ended from outside \\({finish}\\)"):
+            replay(msgspec.structs.replace(record, finish=finish), SamplingParams(speculate="ngram"))
+    with pytest.raises(ReplayRefused, match="'draft-model' drafts from more than the request's tokens.*lookup, ngram"):
+        replay(record, SamplingParams(speculate="draft-model"))
+    with pytest.raises(ReplayRefused, match="20 after a prompt of 80, with max_tokens 19"):
+        replay(record, SamplingParams(max_tokens=19))
+
+
+def test_costs_are_medians_of_steps_without_prompts() -> None:
+    runs = [run_record(60, seed=seed) for seed in range(3)]
+    costs = RecordedCosts.of(runs)
+    fives = [r.forward_s + r.sample_s + r.commit_s for run in runs for r in run.rounds[1:] if r.rows == 5]
+    assert costs.step(5) == statistics.median(fives)
+    assert costs.step(80) is None, "a prompt's pass draws one row only"
+    assert costs.step(999) is None
+    asked = [r.draft_s for run in runs for r in run.rounds if r.drafted]
+    assert costs.draft("lookup", 1) == statistics.median(asked)
+    assert costs.draft("ngram", 1) is None
+
+
+def test_costs_of_two_engines_are_not_mixed() -> None:
+    other = run_record(20, engine=engine_facts(device="cuda"))
+    with pytest.raises(ReplayRefused, match=r"costs_from\[1\]: its engine's device is 'cuda' and the first one's 'cpu'"):
+        RecordedCosts.of([run_record(20), other])
