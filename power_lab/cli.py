@@ -173,8 +173,9 @@ def _refuse_in_use(entry: ModelEntry, paths: Paths) -> None:
 
     status = Lab(paths=paths).status()
     for engine in status.engines if status is not None else ():
-        model = engine.config.model
-        if model == entry.name or any(Path(model).is_relative_to(path) for path in (entry.path, real_path(entry.path))):
+        models = {engine.config.model, engine.config.draft}
+        places = (entry.path, real_path(entry.path))
+        if entry.name in models or any(Path(model).is_relative_to(path) for model in models for path in places):
             raise EngineInUse(
                 f"Model {entry.name!r} is loaded in engine {engine.engine}.",
                 "Unload it first: lab.unload() or lab.shutdown().",

@@ -84,6 +84,7 @@ class Lab:
         with self._lock:
             if accept_license:
                 self._fetch(config.model)
+                self._fetch(config.draft)
             self._load(config)
         return self
 
@@ -131,7 +132,8 @@ class Lab:
         from power_lab.models import locate
 
         client = self._connected()
-        found = msgspec.structs.replace(config, model=locate(config.model, self._paths))
+        draft = config.draft and locate(config.draft, self._paths)
+        found = msgspec.structs.replace(config, model=locate(config.model, self._paths), draft=draft)
 
         def use(loaded: Loaded) -> None:
             before, self._engine = self._engine, RemoteEngine(client, loaded)

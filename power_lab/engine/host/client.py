@@ -335,9 +335,12 @@ def _hang_up(sock: socket.socket) -> None:
 
 def _located(config: EngineConfig) -> EngineConfig:
     """A relative file means the client's folder, which the host does not know. A name stays a name, whatever lies beside it."""
-    if "/" not in config.model and not config.model.endswith(".gguf"):
-        return config
-    return msgspec.structs.replace(config, model=str(user_path(config.model, "model").absolute()))
+    files = {
+        key: str(user_path(model, key).absolute())
+        for key, model in (("model", config.model), ("draft", config.draft))
+        if "/" in model or model.endswith(".gguf")
+    }
+    return msgspec.structs.replace(config, **files)
 
 
 def _value(reply: wire.Reply) -> msgspec.Raw:

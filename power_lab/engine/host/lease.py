@@ -31,9 +31,12 @@ Watch = Callable[[str, int, int], None]
 
 def resolved(config: EngineConfig) -> EngineConfig:
     """The configuration with what this machine decides filled in, so that equal engines have equal keys."""
-    file = Path(config.model)
-    model = str(settled(file)) if file.is_absolute() else config.model
-    return msgspec.structs.replace(config, threads=config.threads or usable_cores(), model=model)
+    files = {
+        key: str(settled(Path(model)))
+        for key, model in (("model", config.model), ("draft", config.draft))
+        if Path(model).is_absolute()
+    }
+    return msgspec.structs.replace(config, threads=config.threads or usable_cores(), **files)
 
 
 def key_of(config: EngineConfig) -> str:
