@@ -74,6 +74,7 @@ def make(name: str, draft_model: Drafter | None = None) -> Drafter:
                 'Load the model with draft="...", the name or path of a smaller one with the same vocabulary.',
             )
         return draft_model
+    from power_lab.engine.speculation.drafters.corpus import Corpus
     from power_lab.engine.speculation.drafters.suffix import LookupDrafter, NgramDrafter
 
-    return {"lookup": LookupDrafter, "ngram": NgramDrafter}[name]()
+    return NgramDrafter(Corpus()) if name == "ngram" else {"lookup": LookupDrafter}[name]()

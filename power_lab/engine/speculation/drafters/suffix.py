@@ -1,46 +1,54 @@
 """Zero-weight drafters: the longest recent suffix is looked up in earlier tokens, and what followed it there is the guess.
 
-`lookup` searches the prompt only (Saxena, "Prompt Lookup Decoding", 2023); `ngram` searches prompt and output.
+`lookup` searches the prompt only (Saxena, "Prompt Lookup Decoding", 2023); `ngram` searches prompt and output, and what the requests
+before it in the same namespace said (as SuffixDecoding does: Oliaro et al. 2024, arXiv 2411.04975). Matches may have any length; the
+structure is `automaton`, which defines what is drafted.
+
+What they propose is a function of the calls they got, so a replay of the same calls drafts the same; `NgramDrafter(corpus=None)` needs no
+more than the request's own tokens.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 
 from power_lab.engine.speculation.drafters import Draft, DraftAsk
+from power_lab.engine.speculation.drafters.automaton import Cursor, SuffixAutomaton
+from power_lab.engine.speculation.drafters.confidence import Confidence
+from power_lab.engine.speculation.drafters.corpus import Corpus
 
-LONGEST, SHORTEST = 5, 2
+SHORTEST = 2
+"""Tokens of a match that is worth a draft."""
+OWN_PIECE, CORPUS_PIECE = 4096, 256
+"""Most tokens of prompts, and of a corpus, that one call of `propose` indexes: about 8 ms and 0.5 ms. Longer ones take several."""
 
 
-class SuffixIndex:
-    """Where each n-gram of a growing token list was last followed by something. O(1) a token and n."""
+class Text:
+    """A request's tokens, indexed up to `searched` of them in pieces.
 
-    def __init__(self) -> None:
-        self.tokens: list[int] = []
-        self._follow: dict[tuple[int, ...], int] = {}
+    Attributes:
+        tokens: all that are known; the first `prompt` are the prompt.
+        from_corpus: whether the last proposal came from other requests' tokens.
+    """
 
-    def extend(self, tokens: Sequence[int]) -> None:
-        for token in tokens:
-            at = len(self.tokens)
-            for n in range(SHORTEST, min(LONGEST, at) + 1):
-                self._follow[tuple(self.tokens[at - n :])] = at
-            self.tokens.append(token)
+    def __init__(self, prompt: Sequence[int], namespace: str) -> None:
+        self.tokens = array("i", prompt)
+        self.prompt = len(prompt)
+        self.namespace = namespace
+        self.automaton = SuffixAutomaton()
+        self.confidence = Confidence()
+        self.cursor: Cursor | None = None
+        self.from_corpus = False
 
-    def continuation(self, context: Sequence[int], width: int) -> tuple[int, ...]:
-        """What followed the longest known suffix of `context`, up to `width` tokens.
-
-        A match that runs into the end of the indexed tokens goes on with its own draft, so a loop is drafted at full width.
-        """
-        tail = tuple(context[-LONGEST:])
-        for n in range(len(tail), SHORTEST - 1, -1):
-            at = self._follow.get(tail[-n:])
-            if at is not None:
-                draft = self.tokens[at : at + width]
-                period = len(draft)
-                while len(draft) < width:
-                    draft.append(draft[-period])
-                return tuple(draft)
-        return ()
+    def index(self, end: int, budget: int) -> int:
+        """Index tokens before `end`, at most `budget`; returns how many."""
+        known = self.automaton.tokens
+        if known >= end:
+            return 0
+        piece = self.tokens[known : min(end, known + budget)]
+        self.automaton.extend(piece)
+        return len(piece)
 
 
 class LookupDrafter:
@@ -49,27 +57,109 @@ class LookupDrafter:
     name = "lookup"
 
     def __init__(self) -> None:
-        self._indexes: dict[int, SuffixIndex] = {}
+        self._texts: dict[int, Text] = {}
+
+    @property
+    def bytes(self) -> int:
+        """Memory held for running requests."""
+        return sum(text.automaton.bytes + text.tokens.itemsize * len(text.tokens) for text in self._texts.values())
 
     def begin(self, request_id: int, prompt: Sequence[int], namespace: str) -> None:
-        index = SuffixIndex()
-        index.extend(prompt)
-        self._indexes[request_id] = index
+        self._texts[request_id] = Text(prompt, namespace)  # indexed once it runs: many may wait
 
     def propose(self, asks: Sequence[DraftAsk]) -> list[Draft]:
-        return [Draft(self._indexes[ask.request_id].continuation(ask.tokens[-LONGEST:], ask.width)) for ask in asks]
+        budget = OWN_PIECE
+        drafts = []
+        for ask in asks:
+            text = self._texts[ask.request_id]
+            budget -= text.index(self._searched(text), budget)
+            drafts.append(self._draft(ask, text))
+        return drafts
 
     def commit(self, request_id: int, emitted: Sequence[int]) -> None:
-        """The prompt does not grow."""
+        text = self._texts[request_id]
+        text.confidence.learn(emitted)
+        text.tokens.extend(emitted)
 
     def end(self, request_id: int) -> None:
-        self._indexes.pop(request_id, None)
+        self._texts.pop(request_id, None)
+
+    def _searched(self, text: Text) -> int:
+        """How many of its tokens a request's drafts come from."""
+        return text.prompt
+
+    def _draft(self, ask: DraftAsk, text: Text) -> Draft:
+        return self._continue(text, text.automaton, *self._own(text), ask.width)
+
+    def _own(self, text: Text) -> tuple[int, int]:
+        """State and length of the request's match in its prompt; none before all of it is indexed."""
+        if text.automaton.tokens < text.prompt:
+            return 0, 0
+        if text.cursor is None:
+            text.cursor = Cursor(text.prompt, *text.automaton.match())
+        return text.cursor.follow(text.automaton, text.tokens)
+
+    def _continue(self, text: Text, automaton: SuffixAutomaton, state: int, length: int, width: int) -> Draft:
+        drafted = automaton.continuation(state, length, width, SHORTEST) if length >= SHORTEST else []
+        return Draft(tuple([token for token, _, _ in drafted]), text.confidence.of(drafted, text.from_corpus))
 
 
 class NgramDrafter(LookupDrafter):
-    """Guesses that the output repeats prompt or output."""
+    """Guesses that the output repeats the prompt, itself, or what others of its namespace said.
+
+    Of several matches the longest counts; of equals the request's own, then the one in newer texts.
+
+    Args:
+        corpus: what earlier requests said; finished ones are added. None searches each request's own tokens only.
+    """
 
     name = "ngram"
 
+    def __init__(self, corpus: Corpus | None) -> None:
+        super().__init__()
+        self.corpus = corpus
+
+    @property
+    def bytes(self) -> int:
+        """Memory held, for running requests and the corpus."""
+        return super().bytes + (self.corpus.bytes if self.corpus is not None else 0)
+
+    def from_corpus(self, request_id: int) -> bool:
+        """Whether the request's last proposal came from other requests' tokens, so that a replay of it needs them."""
+        return self._texts[request_id].from_corpus
+
+    def propose(self, asks: Sequence[DraftAsk]) -> list[Draft]:
+        if self.corpus is not None:
+            budget = CORPUS_PIECE
+            for namespace in dict.fromkeys(self._texts[ask.request_id].namespace for ask in asks):
+                budget -= self.corpus.index(namespace, budget)
+        return super().propose(asks)
+
     def commit(self, request_id: int, emitted: Sequence[int]) -> None:
-        self._indexes[request_id].extend(emitted)
+        super().commit(request_id, emitted)
+        text = self._texts[request_id]
+        text.index(len(text.tokens), OWN_PIECE)
+
+    def end(self, request_id: int) -> None:
+        text = self._texts.pop(request_id, None)
+        if text is not None and self.corpus is not None:
+            self.corpus.forget(request_id, text.namespace)
+            self.corpus.add(text.namespace, text.tokens)
+
+    def _searched(self, text: Text) -> int:
+        return len(text.tokens)
+
+    def _draft(self, ask: DraftAsk, text: Text) -> Draft:
+        automaton = text.automaton
+        state, length = self._own(text)
+        text.from_corpus = False
+        shelf = self.corpus.use(text.namespace) if self.corpus is not None else None
+        for generation in shelf.generations if shelf is not None else ():
+            other, reach = generation.match(ask.request_id, text.tokens)
+            if reach > max(length, SHORTEST - 1):
+                automaton, state, length, text.from_corpus = generation.automaton, other, reach, True
+        return self._continue(text, automaton, state, length, ask.width)
+
+    def _own(self, text: Text) -> tuple[int, int]:
+        """State and length of the longest suffix that occurred before; none before all is indexed."""
+        return text.automaton.match() if text.automaton.tokens == len(text.tokens) else (0, 0)

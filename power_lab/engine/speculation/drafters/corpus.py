@@ -1,0 +1,156 @@
+"""What finished requests said, kept for later ones of the same namespace, within bounds."""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections import OrderedDict, deque
+
+from power_lab.engine.speculation.drafters.automaton import Cursor, SuffixAutomaton
+
+REACH = 256
+"""Tokens before a request's first proposal that are looked up in a corpus."""
+
+
+class Generation:
+    """Texts in one automaton, and where running requests match them."""
+
+    def __init__(self) -> None:
+        self.automaton = SuffixAutomaton()
+        self.cursors: dict[int, Cursor] = {}
+
+    def match(self, request_id: int, context: array[int]) -> tuple[int, int]:
+        """State and length of the request's match; it is followed from at most `REACH` tokens before its first call."""
+        cursor = self.cursors.get(request_id)
+        if cursor is None:
+            cursor = self.cursors[request_id] = Cursor(max(0, len(context) - REACH))
+        return cursor.follow(self.automaton, context)
+
+
+class Shelf:
+    """The corpus of one namespace: a young generation that grows, an old one that is dropped when the young one is full.
+
+    What is said again comes in again with the request that said it, so what falls out was not said for the longest time.
+
+    Args:
+        most: tokens of one generation, and of one text.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.generations = [Generation()]
+        self._most = most
+        self._waiting: deque[array[int]] = deque()
+        self._waiting_tokens = 0
+        self._begun = 0  # tokens of the first waiting text that are in
+
+    @property
+    def bytes(self) -> int:
+        """Memory held, requests' cursors aside."""
+        automata = sum(generation.automaton.bytes for generation in self.generations)
+        return automata + sum(map(sys.getsizeof, self._waiting))
+
+    def add(self, text: array[int]) -> None:
+        """Keep a text, of a long one the end. It can be found once `index` has come to it."""
+        text = text[-self._most :]
+        self._waiting.append(text)
+        self._waiting_tokens += len(text)
+        while self._waiting_tokens > 2 * self._most:  # the first ones would be dropped before they were found
+            self._waiting_tokens -= len(self._waiting.popleft())
+            self._begun = 0
+
+    def index(self, budget: int) -> int:
+        """Make at most `budget` waiting tokens findable; returns how many were."""
+        spent = 0
+        while self._waiting and spent < budget:
+            text = self._waiting[0]
+            automaton = self.generations[0].automaton
+            if not self._begun:
+                if automaton.tokens + len(text) > self._most:
+                    automaton = self._turn()
+                automaton.begin()
+            piece = text[self._begun : self._begun + budget - spent]
+            automaton.extend(piece)
+            self._begun += len(piece)
+            spent += len(piece)
+            if self._begun == len(text):
+                self._waiting_tokens -= len(self._waiting.popleft())
+                self._begun = 0
+        return spent
+
+    def forget(self, request_id: int) -> None:
+        """The request is over."""
+        for generation in self.generations:
+            generation.cursors.pop(request_id, None)
+
+    def _turn(self) -> SuffixAutomaton:
+        self.generations = [Generation(), self.generations[0]]
+        return self.generations[0].automaton
+
+
+class Corpus:
+    """Shelves of several namespaces; the one used least recently goes first.
+
+    Texts of one namespace are never searched for another. Within a namespace, whoever may send requests can tell by their speed whether
+    a text was said there not long ago, as with shared prefixes: callers who must not know that of each other need namespaces of their own.
+
+    Args:
+        tokens: most of one generation of a namespace; there are two.
+        bytes: memory of all namespaces together.
+        namespaces: how many there may be.
+    """
+
+    def __init__(self, tokens: int = 1 << 15, bytes: int = 64 << 20, namespaces: int = 256) -> None:
+        self._tokens = tokens
+        self._most_bytes = bytes
+        self._namespaces = namespaces
+        self._shelves: OrderedDict[str, Shelf] = OrderedDict()
+        self._bytes: dict[str, int] = {}
+        self._held = 0
+
+    @property
+    def bytes(self) -> int:
+        """Memory held, as last counted: whenever a text comes in or is indexed."""
+        return self._held
+
+    @property
+    def namespaces(self) -> list[str]:
+        """Those with texts, the one used least recently first."""
+        return list(self._shelves)
+
+    def use(self, namespace: str) -> Shelf | None:
+        """The namespace's shelf, now the one used last; None where nothing was said."""
+        shelf = self._shelves.get(namespace)
+        if shelf is not None:
+            self._shelves.move_to_end(namespace)
+        return shelf
+
+    def add(self, namespace: str, text: array[int]) -> None:
+        """Keep what a finished request knew."""
+        if not text:
+            return
+        self._shelves.setdefault(namespace, Shelf(self._tokens)).add(text)
+        self._shelves.move_to_end(namespace)
+        self._fit(namespace)
+
+    def index(self, namespace: str, budget: int) -> int:
+        """Make at most `budget` tokens of the namespace findable; returns how many were."""
+        shelf = self.use(namespace)
+        spent = shelf.index(budget) if shelf is not None else 0
+        if spent:
+            self._fit(namespace)
+        return spent
+
+    def forget(self, request_id: int, namespace: str) -> None:
+        """The request is over; what it said may stay."""
+        shelf = self._shelves.get(namespace)
+        if shelf is not None:
+            shelf.forget(request_id)
+
+    def _fit(self, grown: str) -> None:
+        """Count what the namespace holds now, and drop others, or at last itself, until all fit."""
+        held = self._shelves[grown].bytes + sys.getsizeof(grown)
+        self._held += held - self._bytes.get(grown, 0)
+        self._bytes[grown] = held
+        while self._held > self._most_bytes or len(self._shelves) > self._namespaces:
+            namespace, _ = self._shelves.popitem(last=False)
+            self._held -= self._bytes.pop(namespace)
