@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from power_lab.engine.request import Finish, Request, SamplingParams
-from power_lab.engine.speculation.drafters import Draft, DraftAsk, make
+from power_lab.engine.speculation.drafters import Draft, DraftAsk
 from power_lab.engine.speculation.transaction import Proposer, match
 
 TOKENS = st.integers(0, 3)
@@ -32,47 +31,6 @@ def test_emitted_is_a_prefix_of_the_target(drafts: list[int], data: st.DataObjec
     assert len(outcome.emitted) == min(common + 1, first_stop + 1)
     assert outcome.accepted == min(common, len(outcome.emitted))
     assert (outcome.finish is None) == (first_stop > common)
-
-
-def ask(tokens: Sequence[int], width: int) -> DraftAsk:
-    return DraftAsk(7, tokens, width)
-
-
-def test_lookup_quotes_the_prompt_only() -> None:
-    drafter = make("lookup")
-    drafter.begin(7, [1, 2, 3, 4, 5, 9, 9], "")
-    assert drafter.propose([ask([1, 2, 3, 4, 5, 9, 9, 8, 2, 3], 3)]) == [Draft((4, 5, 9))]
-    drafter.commit(7, [8, 6, 8, 6])
-    assert drafter.propose([ask([1, 2, 8, 6], 3)]) == [Draft()]
-
-
-def test_ngram_also_repeats_the_output_and_runs_on_in_a_loop() -> None:
-    drafter = make("ngram")
-    drafter.begin(7, [1, 2], "")
-    drafter.commit(7, [8, 6, 8, 6])
-    assert drafter.propose([ask([1, 2, 8, 6, 8, 6], 5)]) == [Draft((8, 6, 8, 6, 8))]
-    drafter.end(7)
-    with pytest.raises(KeyError):
-        drafter.propose([ask([1, 2], 1)])
-
-
-@given(st.lists(TOKENS, min_size=1, max_size=60), st.integers(1, 12), st.sampled_from(["lookup", "ngram"]))
-def test_drafts_continue_the_longest_earlier_match(tokens: list[int], width: int, name: str) -> None:
-    """Against the plain definition: longest suffix (5 to 2) that occurred before with something after it, latest occurrence."""
-    drafter = make(name)
-    drafter.begin(7, tokens, "")
-    draft = drafter.propose([ask(tokens, width)])[0].tokens
-    for n in range(min(5, len(tokens)), 1, -1):
-        at = [i for i in range(len(tokens) - n) if tokens[i : i + n] == tokens[-n:]]
-        if at:
-            follow = at[-1] + n
-            want = [*tokens[follow : follow + width]]
-            period = len(want)
-            while len(want) < width:
-                want.append(want[-period])
-            assert draft == tuple(want)
-            return
-    assert draft == ()
 
 
 class Broken:
