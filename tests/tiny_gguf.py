@@ -27,8 +27,11 @@ ARCHITECTURE = {
 INTERLEAVED = ("llama", "mistral3", "smollm3")  # converters reorder their query and key rows
 
 
-def write(path: Path, shape: tiny.Shape, *, plain: bool = False) -> None:
-    """Write the model that `tiny.loaded(shape)` is; `plain` names its tokens t0, t1, ..., which are text whatever is drawn."""
+def write(path: Path, shape: tiny.Shape, *, plain: bool = False, tokens: list[str] | None = None) -> None:
+    """Write the model that `tiny.loaded(shape)` is; `plain` names its tokens t0, t1, ..., which are text whatever is drawn.
+
+    tokens: the first 256 by name; with "!!" among them, the file has a merge that makes sense.
+    """
     config = tiny.config(shape)
     arch = ARCHITECTURE[config["model_type"]]
     writer = gguf.GGUFWriter(str(path), arch)
@@ -42,7 +45,7 @@ def write(path: Path, shape: tiny.Shape, *, plain: bool = False) -> None:
     writer.add_value_length(shape.head_dim)
     writer.add_layer_norm_rms_eps(1e-5)
     _positions(writer, arch, config, shape)
-    _vocabulary(writer, plain)
+    _vocabulary(writer, tokens or ([f"t{i}" for i in range(256)] if plain else tiny.byte_tokens()[:256]))
     for name, stored in tiny.tensors(shape).items():
         value, raw = (stored, None) if isinstance(stored, np.ndarray) else (stored[1], int(stored[0]))
         if arch in INTERLEAVED and (".attn_q." in name or ".attn_k." in name):
@@ -101,13 +104,14 @@ def _llama3_factors(rope: dict[str, Any], dim: int) -> np.ndarray:
     return np.array(factors, np.float32)
 
 
-def _vocabulary(writer: gguf.GGUFWriter, plain: bool) -> None:
+def _vocabulary(writer: gguf.GGUFWriter, tokens: list[str]) -> None:
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
-    tokens = [f"t{i}" for i in range(256)] if plain else tiny.byte_tokens()[:256]
     writer.add_token_list([*tokens, "<s>", "</s>"])
     writer.add_token_types([1] * 256 + [3, 3])
-    writer.add_token_merges(["! !"])  # never applied: there is no token "!!"; without any, llama.cpp finds no tokenizer
+    writer.add_token_merges(
+        ["! !"]
+    )  # never applied where there is no token "!!"; without any, llama.cpp finds no tokenizer
     writer.add_bos_token_id(256)
     writer.add_eos_token_id(tiny.END)
     writer.add_add_bos_token(False)
