@@ -95,6 +95,13 @@ class SuffixAutomaton:
                 length += 1
         return state, length
 
+    def followed(self, state: int, length: int) -> tuple[int, int]:
+        """The longest suffix of a match that has a continuation: its state and length."""
+        while state and self._best[state] < 0:
+            state = self._link[state]
+            length = self._length[state]
+        return state, length
+
     def continuation(self, state: int, length: int, width: int, shortest: int) -> list[tuple[int, int, bool]]:
         """What follows a match, up to `width` tokens: (token, length of the match that says so, whether only that one ever counted).
 
@@ -102,12 +109,11 @@ class SuffixAutomaton:
         last. So a match that runs into the end of the text goes on with its own draft, and a loop is drafted at full width. It ends
         where no suffix of `shortest` tokens has a continuation.
         """
-        lengths, link, best, total, count = self._length, self._link, self._best, self._total, self._count
+        best, total, count = self._best, self._total, self._count
         drafted: list[tuple[int, int, bool]] = []
         while len(drafted) < width:
-            while length >= shortest and best[state] < 0:
-                state = link[state]
-                length = lengths[state]
+            if best[state] < 0:
+                state, length = self.followed(state, length)
             if length < shortest:
                 break
             edge = best[state]

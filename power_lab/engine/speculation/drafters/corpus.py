@@ -20,11 +20,12 @@ class Generation:
         self.cursors: dict[int, Cursor] = {}
 
     def match(self, request_id: int, context: array[int]) -> tuple[int, int]:
-        """State and length of the request's match; it is followed from at most `REACH` tokens before its first call."""
+        """State and length of the request's longest match that has a continuation. The request is followed from at most `REACH` tokens
+        before its first call."""
         cursor = self.cursors.get(request_id)
         if cursor is None:
             cursor = self.cursors[request_id] = Cursor(max(0, len(context) - REACH))
-        return cursor.follow(self.automaton, context)
+        return self.automaton.followed(*cursor.follow(self.automaton, context))
 
 
 class Shelf:
