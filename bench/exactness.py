@@ -163,7 +163,12 @@ class Campaign:
     def params(self, index: int, drafter: str, count: int) -> SamplingParams:
         sampling = {} if index % 2 == 0 else {"temperature": 0.8, "seed": index}
         return SamplingParams(
-            max_tokens=count, ignore_eos=True, speculate=drafter, width=WIDTHS[index % len(WIDTHS)], **sampling
+            max_tokens=count,
+            ignore_eos=True,
+            speculate=drafter,
+            width=WIDTHS[index % len(WIDTHS)],
+            controller="fixed",
+            **sampling,
         )
 
     def _config(self, **settings: Any) -> EngineConfig:

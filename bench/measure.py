@@ -176,7 +176,7 @@ class Bench:
         return [ticket.result() for ticket in self._submit(batch, drafts)]
 
     def _submit(self, batch: int, drafts: int) -> list[Ticket]:
-        speculation = {"speculate": "ngram", "width": drafts} if drafts else {}
+        speculation = {"speculate": "ngram", "width": drafts, "controller": "fixed"} if drafts else {}
         params = SamplingParams(max_tokens=self._count, ignore_eos=True, **speculation)
         return [self.engine.submit(self._tokens(i, self._prompt), params) for i in range(batch)]
 

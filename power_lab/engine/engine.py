@@ -33,6 +33,7 @@ from power_lab.engine.shapes import ShapeStats
 from power_lab.engine.speculation.drafters import make as make_drafter
 from power_lab.engine.speculation.drafters.model import ModelDrafter
 from power_lab.engine.speculation.transaction import Proposal, Proposer
+from power_lab.engine.speculation.width.costs import MeasuredCosts
 from power_lab.engine.ticket import Ticket
 from power_lab.engine.trace import BlockState, EngineFacts, OnDelta, OnDone, RunRecord
 from power_lab.errors import EngineClosed, PowerLabError, StepFailed
@@ -105,10 +106,18 @@ class Engine:
         root = partial(prefix.model_root, self.facts)
         self._scheduler = Scheduler(BlockPool(self._pool.pages), limits, root, reuse=self.config.prefix_cache)
         make = partial(make_drafter, draft_model=self._draft)
-        self._proposer = Proposer(make, clock, self.facts.vocab)
+        self._costs = MeasuredCosts(self._runner.ops.row_buckets if graphs else ())
+        self._proposer = Proposer(
+            make,
+            clock,
+            self.facts.vocab,
+            step_rows=limits.step_tokens,
+            costs=self._costs,
+            on_draft=self._costs.add_draft,
+        )
         self._overlap = self.config.overlap and self._runner.ops.asynchronous
         self._flights: deque[Flight] = deque()  # at most two: one to collect, one behind it
-        self._published = 0.0
+        self._committed = self._published = 0.0  # when the last step was
         self._host: tuple[Change, ...] = ()
         self._memory: MemoryPlan | None = None
         self._totals = views.Totals()
@@ -214,7 +223,10 @@ class Engine:
 
     def explain(self) -> tuple[Decision, ...]:
         """Every setting and mechanism in force, who owns it and why it is as it is."""
-        return (*views.explain(self.config, self._loaded, self._pool), *(change.decision() for change in self._host))
+        with self._lock:
+            costs = self._costs.decision()
+        settings = views.explain(self.config, self._loaded, self._pool)
+        return (*settings, costs, *(change.decision() for change in self._host))
 
     def memory(self) -> MemoryPlan:
         """Bytes on the device; of a closed engine, as they were."""
@@ -281,7 +293,7 @@ class Engine:
                 start = self._clock()
                 ended = self._scheduler.commit(flight.plan, [verdict and verdict[0] for verdict in verdicts])
                 committed = self._flights.popleft()
-                self._tell_drafters(flight, verdicts)
+                self._tell_speculation(flight, verdicts)
                 spent = self._clock() - start
             if self._overlap and not self._flights:  # what could not be foreseen begins before anybody is told
                 self._launch_behind()
@@ -424,10 +436,21 @@ class Engine:
         running = self._scheduler.running
         return self._proposer.propose({r.id: self._scheduler.draft_room(r) for r in running}, running)
 
-    def _tell_drafters(self, flight: Flight, verdicts: list[tuple[Outcome, Verdict] | None]) -> None:
-        for live, decided in zip(flight.lives, verdicts, strict=True):
-            if decided is not None:
-                self._proposer.commit(live.request, decided[0].emitted)
+    def _tell_speculation(self, flight: Flight, verdicts: list[tuple[Outcome, Verdict] | None]) -> None:
+        """After a commit: drafters learn what was said, controllers what it cost."""
+        now = self._clock()
+        seconds = now - max(flight.begun, self._committed)  # a step that ran behind another began with that one's end
+        self._committed = now
+        drafting = sum(proposal.seconds for proposal in flight.proposals.values())
+        assert flight.launched is not None
+        self._costs.add_step(flight.launched.shape, flight.launched.shape.rows, seconds)
+        for span, live, decided in zip(flight.plan.spans, flight.lives, verdicts, strict=True):
+            if decided is None:
+                continue
+            self._proposer.commit(live.request, decided[0].emitted)
+            proposal = flight.proposals.get(span.request_id)
+            if proposal is not None and proposal.width >= 0:
+                self._proposer.observe(live.request, span.drafts, decided[0].accepted, seconds + drafting)
 
     def _publish(
         self,

@@ -12,6 +12,7 @@ import msgspec
 from power_lab.errors import ConfigError
 
 Drafting = Literal["off", "lookup", "ngram", "draft-model"]
+Controlling = Literal["cost", "adaptive", "governor", "fixed"]
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 """Text, token ids, or chat messages ({"role", "content"})."""
 
@@ -43,6 +44,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         seed: noise key; None draws one when the request is submitted and records it.
         speculate: which drafter proposes tokens.
         width: most tokens drafted a round (1..64).
+        controller: what chooses how many of these a round verifies. `cost`: as many as emit the most tokens a second, by what was
+            accepted and what steps were measured to cost. `adaptive`: by this request's acceptance alone. `governor`: all or none,
+            whichever was measured to be faster. `fixed`: always all. None of them changes a token.
     """
 
     max_tokens: int = 128
@@ -60,6 +64,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     seed: int | None = None
     speculate: Drafting = "off"
     width: int = 8
+    controller: Controlling = "cost"
 
     def __post_init__(self) -> None:
         _check("max_tokens", self.max_tokens, 1, 1 << 24)
@@ -81,6 +86,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         if self.speculate not in get_args(Drafting):
             known = ", ".join(get_args(Drafting))
             raise ConfigError("speculate", f"{self.speculate!r} is not a drafter", f"Use one of {known}.")
+        if self.controller not in get_args(Controlling):
+            known = ", ".join(get_args(Controlling))
+            raise ConfigError("controller", f"{self.controller!r} does not choose widths", f"Use one of {known}.")
         if isinstance(self.stop, str) or not all(isinstance(text, str) for text in self.stop):
             raise ConfigError("stop", f"{self.stop!r} is not a tuple of strings", 'For one string write ("...",).')
         if len(self.stop) > 16 or any(not text or len(text) > 256 for text in self.stop):

@@ -41,9 +41,10 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Launched:
-    """A step on the device: `fetched` holds its tokens, and log-probabilities where some request asks for them."""
+    """A step on the device, in a shape: `fetched` holds its tokens, and log-probabilities where some request asks for them."""
 
     plan: StepPlan
+    shape: Shape
     fetched: Fetched | None
     with_logprobs: bool
     forward_s: float
@@ -136,14 +137,14 @@ class Runner:
             if self.observer is not None:
                 self.observer(plan, self.ops.tohost(logits))
             if not sampled:
-                return Launched(plan, None, False, forwarded - start, 0.0)
+                return Launched(plan, shape, None, False, forwarded - start, 0.0)
             if shape.sampling == "apart":
                 self._draw_apart(layout, logits, lists, draw)
             top = sampler.wanted_logprobs(plan, requests)
             tokens = self._tokens[:sampled]
             beside = () if top is None else self.ops.logprobs(logits, tokens, top)
             fetched = self.ops.fetch(tokens, *beside)
-        return Launched(plan, fetched, top is not None, forwarded - start, self._clock() - forwarded)
+        return Launched(plan, shape, fetched, top is not None, forwarded - start, self._clock() - forwarded)
 
     def collect(self, launched: Launched, requests: Mapping[int, Request]) -> Sampled:
         """Wait for a step's draws. May be called again."""

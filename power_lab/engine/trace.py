@@ -35,6 +35,7 @@ class Round(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         at: seconds from submission to the end of the round.
         logprobs: one per emitted token, when asked for.
         note: why this round had no draft although speculation is on, or "".
+        width: most drafts that the controller allowed, -1 where it was not asked; why: its reason.
     """
 
     step: int
@@ -51,6 +52,8 @@ class Round(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     at: float
     logprobs: tuple[Logprob, ...] = ()
     note: str = ""
+    width: int = -1
+    why: str = ""
 
     @property
     def rejected(self) -> tuple[int, ...]:

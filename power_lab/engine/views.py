@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from power_lab.engine.blocks import DUMMY, BlockPool
 from power_lab.engine.config import OWNERS, EngineConfig
@@ -15,7 +15,7 @@ from power_lab.engine.memory import PoolPlan
 from power_lab.engine.plan import Span, StepPlan
 from power_lab.engine.prefix import BLOCK_TOKENS
 from power_lab.engine.report import Decision, EngineStatus, MemoryPlan
-from power_lab.engine.request import Request
+from power_lab.engine.request import Controlling, Request
 from power_lab.engine.runner import Runner
 from power_lab.engine.scheduler import Outcome, Scheduler
 from power_lab.engine.speculation.transaction import Proposal
@@ -117,6 +117,8 @@ def round_of(
         at=at,
         logprobs=tuple(logprobs),
         note=note,
+        width=proposal.width if proposal is not None else -1,
+        why=proposal.why if proposal is not None else "",
     )
 
 
@@ -240,7 +242,14 @@ def explain(config: EngineConfig, loaded: Loaded, pool: PoolPlan) -> tuple[Decis
             key="speculation",
             value="lookup, ngram" + (", draft-model" if loaded.draft is not None else ""),
             owner="runtime",
-            reason="asked per request (speculate=, width=)",
+            reason="asked per request (speculate=)",
+        ),
+        Decision(
+            key="width",
+            value=", ".join(get_args(Controlling)),
+            owner="runtime",
+            reason="what chooses the drafts of a round, asked per request (controller=), at most width=; by default"
+            " the most tokens a second by measured costs",
         ),
         Decision(
             key="graphs",

@@ -41,6 +41,7 @@ AXES: dict[str, list[Any]] = {
     "cache": ["off", "cold", "warm", "follow-up"],
     "speculate": ["off", "lookup", "ngram", "oracle"],
     "width": [1, 3, 8, 12],
+    "controller": ["fixed", "cost", "adaptive", "governor"],
     "preempt": ["never", "forced", "small pool"],
     "sampling": ["greedy", "temperature", "chain"],
     "threads": [1, 2],
@@ -99,7 +100,9 @@ class Oracle:
     def begin(self, request_id: int, prompt: Sequence[int], namespace: str) -> None: ...
 
     def propose(self, asks: Sequence[DraftAsk]) -> list[Draft]:
-        return [Draft(tuple(self._guess(token) for token in self._known[len(ask.tokens) :][: ask.width])) for ask in asks]
+        return [
+            Draft(tuple(self._guess(token) for token in self._known[len(ask.tokens) :][: ask.width])) for ask in asks
+        ]
 
     def commit(self, request_id: int, emitted: Sequence[int]) -> None: ...
 
@@ -125,7 +128,7 @@ def run(
     """The request under test among its neighbours; returns its output and the logits behind it."""
     rng = random.Random(repr(case))
     drafter = "ngram" if case["speculate"] == "oracle" else case["speculate"]
-    spec = {"speculate": drafter, "width": case["width"], "ignore_eos": True}
+    spec = {"speculate": drafter, "width": case["width"], "controller": case["controller"], "ignore_eos": True}
     params = SamplingParams(max_tokens=emit, **SAMPLING[case["sampling"]], **spec)
     before = [engine.submit(*neighbour(engine, rng, i, prompt, spec)) for i in range(case["neighbours"] // 2)]
     for _ in range(rng.randrange(6)):
@@ -229,7 +232,7 @@ def test_outputs_and_logits_are_the_same_bits(
 def test_speculation_in_this_suite_does_accept_and_reject(numba_ops: Callable[[int], Ops]) -> None:
     """The cases above would pass by luck if no draft were ever right or wrong."""
     engine = tiny.engine(tiny.Shape(), numba_ops(2))
-    params = SamplingParams(max_tokens=EMIT, speculate="ngram", width=8, ignore_eos=True)
+    params = SamplingParams(max_tokens=EMIT, speculate="ngram", width=8, controller="fixed", ignore_eos=True)
     record = engine.submit(prompt_of(3, 230), params).result()
     drafted = sum(len(r.drafted) for r in record.rounds)
     accepted = sum(r.accepted for r in record.rounds)

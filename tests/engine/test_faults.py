@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -176,9 +177,9 @@ class BadDrafter:
 def test_a_bad_drafter_costs_its_drafts_only(numba_ops: Callable[[int], Ops]) -> None:
     engine = tiny.engine(tiny.Shape(layers=1), numba_ops(2))
     engine._proposer._make = lambda _: BadDrafter()
-    params = SamplingParams(max_tokens=5, ignore_eos=True)
+    params = SamplingParams(max_tokens=5, ignore_eos=True, controller="fixed")
     other = engine.submit([1, 2], params)
-    record = engine.submit([1, 2], SamplingParams(max_tokens=5, ignore_eos=True, speculate="ngram")).result()
+    record = engine.submit([1, 2], msgspec.structs.replace(params, speculate="ngram")).result()
     assert record.tokens == other.result().tokens and record.finish == "length"
     assert "bad failed: AttributeError" in record.rounds[1].note
 

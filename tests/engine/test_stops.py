@@ -25,7 +25,7 @@ def answer(ops: Ops, width: int, known: list[int] | None = None, **params: Any) 
         oracle = Oracle([*PROMPT, *known])
         oracle._guess = lambda token: token
         engine._proposer._make = lambda _: oracle
-        params |= {"speculate": "ngram", "width": width}
+        params |= {"speculate": "ngram", "width": width, "controller": "fixed"}
 
     def listen(delta: Delta) -> None:
         streamed.append(delta.text)

@@ -10,13 +10,16 @@ restoring is not moving that length. `Scheduler.commit` does the moving, for all
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 
 from power_lab.engine.request import Finish, Request
 from power_lab.engine.scheduler import Outcome
-from power_lab.engine.speculation.drafters import DraftAsk, Drafter
+from power_lab.engine.speculation.drafters import Draft, DraftAsk, Drafter
+from power_lab.engine.speculation.width import Choice, Controller, Costs, WidthAsk
+from power_lab.engine.speculation.width import make as make_controller
+from power_lab.engine.speculation.width.costs import MeasuredCosts
 
 Terminal = Callable[[int], Finish | None]
 
@@ -45,91 +48,229 @@ def match(drafts: Sequence[int], targets: Sequence[int], terminal: Terminal) -> 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """What drafting came to for one request: why it has no drafts ("" if it has), and the time its drafter took in seconds."""
+    """What drafting came to for one request.
+
+    Attributes:
+        note: why it has no drafts, "" if it has. seconds: its share of the time that drafting took, choosing included.
+        width: most drafts that its controller allowed, -1 where it was not asked. why: the controller's reason.
+    """
 
     note: str
-    seconds: float
+    seconds: float = 0.0
+    width: int = -1
+    why: str = ""
+
+
+class _Speculating:
+    """One speculating request: its drafter and controller, and what broke first, after which it drafts no more."""
+
+    def __init__(self, request: Request, drafter: Drafter, controller: Controller) -> None:
+        self.request = request
+        self.drafter = drafter
+        self.controller = controller
+        self.broken = ""
 
 
 class Proposer:
-    """Asks the drafters before a step and keeps them in step with commits.
+    """Asks controllers and drafters before a step and keeps them in step with commits.
+
+    A controller bounds what each drafter is asked for, the drafter answers, and the controller says how many of these are verified. One
+    drafter and one controller of each name serve all requests that ask for them. Either may raise: that costs drafts, never a request.
 
     Args:
-        drafters: name -> drafter; made lazily by the engine for the names its requests use.
+        make_drafter, make_controller: name -> a new one; called for the names that requests use.
         clock: monotonic seconds.
         vocab: of the target; a draft outside it would read past the embedding.
+        step_rows: most rows of a step, None where any number may come.
+        costs: what controllers weigh; without them nothing is known. on_draft: told of each drafter call, with requests and seconds.
     """
 
-    def __init__(self, make: Callable[[str], Drafter], clock: Callable[[], float], vocab: int) -> None:
-        self._make = make
+    def __init__(
+        self,
+        make_drafter: Callable[[str], Drafter],
+        clock: Callable[[], float],
+        vocab: int,
+        *,
+        step_rows: int | None = None,
+        costs: Costs | None = None,
+        on_draft: Callable[[str, int, float], None] = lambda *_: None,
+        make_controller: Callable[[str], Controller] = make_controller,
+    ) -> None:
+        self._make = make_drafter
+        self._make_controller = make_controller
         self._vocab = vocab
         self._clock = clock
+        self._step_rows = step_rows
+        self._costs = costs or MeasuredCosts()
+        self._on_draft = on_draft
         self._drafters: dict[str, Drafter] = {}
-        self._of: dict[int, Drafter] = {}
-        self._broken: dict[int, str] = {}
+        self._controllers: dict[str, Controller] = {}
+        self._of: dict[int, _Speculating] = {}
 
     def begin(self, request: Request) -> None:
-        name = request.params.speculate
+        name, controls = request.params.speculate, request.params.controller
         if name == "off":
             return
         if name not in self._drafters:
             self._drafters[name] = self._make(name)
-        self._drafters[name].begin(request.id, request.tokens, request.namespace)
-        self._of[request.id] = self._drafters[name]
+        if controls not in self._controllers:
+            self._controllers[controls] = self._make_controller(controls)
+        one = _Speculating(request, self._drafters[name], self._controllers[controls])
+        one.drafter.begin(request.id, request.tokens, request.namespace)
+        self._of[request.id] = one
+        with _blaming(one, controls):
+            one.controller.begin(request.id, name)
 
     def propose(self, rooms: Mapping[int, int], requests: Sequence[Request]) -> dict[int, Proposal]:
-        """Set `drafts` of each speculating request that has room. A drafter that raises costs its drafts, not the request."""
-        asks: dict[Drafter, list[tuple[Request, DraftAsk]]] = {}
-        proposals = {}
+        """Set `drafts` of each of the running requests that speculates and has room."""
+        proposals: dict[int, Proposal] = {}
+        rows: dict[int, int] = {}  # of each request in the step, as far as it is known
+        asks: dict[Controller, list[tuple[_Speculating, WidthAsk]]] = {}
         for request in requests:
             request.drafts = ()
-            drafter = self._of.get(request.id)
-            if drafter is None:
+            rows[request.id] = len(request.tokens) - request.computed
+            one = self._of.get(request.id)
+            if one is None:
                 continue
-            if request.id in self._broken:
-                proposals[request.id] = Proposal(self._broken[request.id], 0.0)
-                continue
-            if rooms[request.id] < 1:
-                proposals[request.id] = Proposal("no room: prompt or last token", 0.0)
-                continue
-            asks.setdefault(drafter, []).append((request, DraftAsk(request.id, request.tokens, rooms[request.id])))
-        for drafter, asked in asks.items():
-            proposals.update(self._ask(drafter, asked))
+            if one.broken:
+                proposals[request.id] = Proposal(one.broken)
+            elif rooms[request.id] < 1:
+                proposals[request.id] = Proposal("no room: prompt or last token")
+            else:
+                asks.setdefault(one.controller, []).append((one, WidthAsk(request.id, rooms[request.id])))
+        for controller, asked in asks.items():
+            proposals |= self._round(controller, asked, rows)
         return proposals
 
     def commit(self, request: Request, emitted: Sequence[int]) -> None:
         """Tell the drafter what was emitted; one that raises is out of step, so it drafts no more for this request."""
-        if request.id not in self._of or request.id in self._broken:
-            return
-        try:
-            self._of[request.id].commit(request.id, emitted)
-        except Exception as error:  # noqa: BLE001  # a drafter is never worth a request
-            self._broken[request.id] = f"{self._of[request.id].name} failed: {type(error).__name__}: {error}"
+        one = self._of.get(request.id)
+        if one is not None and not one.broken:
+            with _blaming(one, one.drafter.name):
+                one.drafter.commit(request.id, emitted)
+
+    def observe(self, request: Request, drafted: int, accepted: int, seconds: float) -> None:
+        """Tell the controller what a round came to, drafting included in the seconds."""
+        one = self._of.get(request.id)
+        if one is not None and not one.broken:
+            with _blaming(one, one.controller.name):
+                one.controller.observe(request.id, drafted, accepted, seconds)
 
     def end(self, request: Request) -> None:
-        drafter = self._of.pop(request.id, None)
-        self._broken.pop(request.id, None)
-        if drafter is not None:
+        one = self._of.pop(request.id, None)
+        if one is None:
+            return
+        for teller in (one.drafter, one.controller):
             with suppress(Exception):  # a drafter is never worth a request
-                drafter.end(request.id)
+                teller.end(request.id)
 
-    def _ask(self, drafter: Drafter, asked: Sequence[tuple[Request, DraftAsk]]) -> dict[int, Proposal]:
+    def _round(
+        self, controller: Controller, asked: Sequence[tuple[_Speculating, WidthAsk]], rows: dict[int, int]
+    ) -> dict[int, Proposal]:
+        """Draft for the requests of one controller, and count the drafts in `rows`."""
         start = self._clock()
         try:
-            drafts = drafter.propose([ask for _, ask in asked])
-            if len(drafts) != len(asked):
-                raise ValueError(f"{len(asked)} asks but {len(drafts)} answers")
-            notes = [draft.note or "no earlier match" for draft in drafts]
-            drafts = [tuple(draft.tokens[: ask.width]) for (_, ask), draft in zip(asked, drafts, strict=True)]
-            if any(not 0 <= token < self._vocab for draft in drafts for token in draft):
+            choices = _checked(
+                [ask for _, ask in asked],
+                controller.ask([ask for _, ask in asked], self._beside(asked, rows), self._costs),
+            )
+        except Exception as error:  # noqa: BLE001  # a controller is never worth a request
+            note = _blame(controller.name, error)
+            return {ask.request_id: Proposal(note) for _, ask in asked}
+        proposals: dict[int, Proposal] = {}
+        wants: dict[Drafter, list[tuple[_Speculating, DraftAsk]]] = {}
+        for (one, ask), choice in zip(asked, choices, strict=True):
+            proposals[ask.request_id] = Proposal(choice.why, 0.0, choice.drafts, choice.why)
+            if choice.drafts:
+                wants.setdefault(one.drafter, []).append(
+                    (one, DraftAsk(ask.request_id, one.request.tokens, choice.drafts))
+                )
+        answers: list[tuple[_Speculating, Draft]] = []
+        for drafter, wanted in wants.items():
+            drafts = self._ask(drafter, [ask for _, ask in wanted])
+            for (one, ask), draft in zip(wanted, drafts, strict=True):
+                note = "" if draft.tokens else draft.note or "no earlier match"
+                proposals[ask.request_id] = replace(proposals[ask.request_id], note=note)
+                if draft.tokens:
+                    answers.append((one, draft))
+        proposals |= self._keep(controller, answers, rows, proposals)
+        seconds = (self._clock() - start) / len(asked)
+        return {request_id: replace(proposal, seconds=seconds) for request_id, proposal in proposals.items()}
+
+    def _keep(
+        self,
+        controller: Controller,
+        answers: Sequence[tuple[_Speculating, Draft]],
+        rows: dict[int, int],
+        proposals: Mapping[int, Proposal],
+    ) -> dict[int, Proposal]:
+        """Let the controller cut the drafts, and give them to their requests."""
+        if not answers:
+            return {}
+        asked = [(one, WidthAsk(one.request.id, len(draft.tokens), draft.confidence)) for one, draft in answers]
+        try:
+            choices = _checked(
+                [ask for _, ask in asked],
+                controller.keep([ask for _, ask in asked], self._beside(asked, rows), self._costs),
+            )
+        except Exception as error:  # noqa: BLE001
+            note = _blame(controller.name, error)
+            return {ask.request_id: replace(proposals[ask.request_id], note=note) for _, ask in asked}
+        kept = {}
+        for (one, draft), choice in zip(answers, choices, strict=True):
+            request = one.request
+            request.drafts = draft.tokens[: choice.drafts]
+            rows[request.id] += choice.drafts
+            kept[request.id] = Proposal("" if choice.drafts else choice.why, 0.0, choice.drafts, choice.why)
+        return kept
+
+    def _beside(self, asked: Sequence[tuple[_Speculating, WidthAsk]], rows: Mapping[int, int]) -> int:
+        """Rows of a step beside one for each of these requests; what waits to be admitted is not foreseen."""
+        own = sum(rows[ask.request_id] for _, ask in asked)
+        most = sum(rows.values()) if self._step_rows is None else min(self._step_rows, sum(rows.values()))
+        return max(0, most - own)
+
+    def _ask(self, drafter: Drafter, asks: Sequence[DraftAsk]) -> list[Draft]:
+        """A draft for each ask, noting why there is none. A drafter that raises costs its drafts, not the request."""
+        start = self._clock()
+        try:
+            drafts = drafter.propose(asks)
+            if len(drafts) != len(asks):
+                raise ValueError(f"{len(asks)} asks but {len(drafts)} answers")
+            drafts = [_cut(draft, ask.width) for ask, draft in zip(asks, drafts, strict=True)]
+            if any(not 0 <= token < self._vocab for draft in drafts for token in draft.tokens):
                 raise ValueError(f"a draft is outside the vocabulary of {self._vocab}")
         except Exception as error:  # noqa: BLE001  # a drafter is never worth a request
-            drafts = [()] * len(asked)
-            notes = [f"{drafter.name} failed: {type(error).__name__}: {error}"] * len(asked)
-        seconds = (self._clock() - start) / len(asked)
-        for (request, _), draft in zip(asked, drafts, strict=True):
-            request.drafts = draft
-        return {
-            request.id: Proposal("" if request.drafts else note, seconds)
-            for (request, _), note in zip(asked, notes, strict=True)
-        }
+            return [Draft(note=_blame(drafter.name, error))] * len(asks)
+        self._on_draft(drafter.name, len(asks), self._clock() - start)
+        return drafts
+
+
+def _cut(draft: Draft, width: int) -> Draft:
+    if draft.confidence and len(draft.confidence) != len(draft.tokens):
+        raise ValueError(f"{len(draft.tokens)} drafts with {len(draft.confidence)} confidences")
+    if any(not 0.0 <= sure <= 1.0 for sure in draft.confidence):
+        raise ValueError("a confidence is no probability")
+    return Draft(tuple(draft.tokens[:width]), tuple(draft.confidence[:width]), draft.note)
+
+
+def _checked(asks: Sequence[WidthAsk], choices: Sequence[Choice]) -> Sequence[Choice]:
+    if len(choices) != len(asks):
+        raise ValueError(f"{len(asks)} asks but {len(choices)} choices")
+    for ask, choice in zip(asks, choices, strict=True):
+        if not 0 <= choice.drafts <= ask.most:
+            raise ValueError(f"{choice.drafts} drafts of at most {ask.most}")
+    return choices
+
+
+def _blame(name: str, error: Exception) -> str:
+    return f"{name} failed: {type(error).__name__}: {error}"
+
+
+@contextmanager
+def _blaming(one: _Speculating, name: str) -> Iterator[None]:
+    """What raises here breaks the speculation of its request, and nothing else."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001
+        one.broken = _blame(name, error)

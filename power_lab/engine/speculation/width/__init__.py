@@ -70,3 +70,14 @@ class Controller(Protocol):
     def end(self, request_id: int) -> None:
         """The request is over; forget it."""
         ...
+
+
+def make(name: str) -> Controller:
+    """The controller of that name, for all requests of one engine that ask for it."""
+    from power_lab.engine.speculation.width.adaptive import AdaptiveController
+    from power_lab.engine.speculation.width.cost import CostController
+    from power_lab.engine.speculation.width.fixed import FixedController
+    from power_lab.engine.speculation.width.governor import GovernorController
+
+    known: tuple[type[Controller], ...] = (CostController, AdaptiveController, GovernorController, FixedController)
+    return {controller.name: controller for controller in known}[name]()

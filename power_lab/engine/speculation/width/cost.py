@@ -1,0 +1,251 @@
+"""The width that emits the most tokens a second, as far as survival of drafts and cost of steps are known. The default.
+
+Draft k of a request survives if it and all before it are accepted. A step with the b drafts that are most likely to survive emits one token
+for each row that it would have run anyway plus the sum of their survivals, and takes as long as steps of so many rows were measured to
+take. The best b is looked for among all: padded steps make costs a staircase, on which the ratio has several peaks. Survival never
+grows with k, so the best drafts of each request are its first ones.
+
+The criterion is that of DSpark's scheduler in the form that vLLM gave it (PR 47808). Ours are the learnt survival for drafters without an
+opinion, pauses that end, measured drafting, and exploration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from power_lab.engine.speculation.width import Choice, Costs, WidthAsk
+from power_lab.engine.speculation.width.survival import FADE, FADE_SHARED, Rate, Survival
+
+MEASURED = 4  # steps without drafts that are run at most to learn what a number of rows costs
+FREE = 0.02  # share of a step's seconds below which drafting is taken to cost nothing
+PROBE = 2  # drafts of the first probe after a pause; doubled while all are accepted
+PAUSE, LONGEST = 4, 64  # rounds without drafts where they do not pay; doubled with each probe that failed
+
+
+@dataclass(slots=True)
+class _State:
+    """One request.
+
+    Attributes:
+        survival: of its drafts. answered: how often its drafter had some.
+        pause: rounds without drafts to go; next_pause: of the one after.
+        probe: drafts of the probe that is due, or 0. tried: whether any of its drafts were verified.
+        asked: how many its drafter was asked for this round; confidence: of the drafts that are kept.
+        dear: whether its drafter's time counted when it was last asked. opinion: whether its drafts say how sure they are.
+        refused: rounds in a row whose drafts were not worth verifying.
+    """
+
+    drafter: str
+    survival: Survival = field(default_factory=lambda: Survival(FADE))
+    answered: Rate = field(default_factory=Rate)
+    pause: int = 0
+    next_pause: int = PAUSE
+    probe: int = 0
+    tried: bool = False
+    asked: int = 0
+    confidence: tuple[float, ...] = ()
+    dear: bool = False
+    opinion: bool = False
+    refused: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The best drafts of a step: how many of each request, tokens and seconds of such a step, and those of one without drafts."""
+
+    drafts: tuple[int, ...]
+    tokens: float
+    seconds: float
+    plain_tokens: float
+    plain_seconds: float
+
+    @property
+    def why(self) -> str:
+        return (
+            f"{self.tokens:.2f} tokens in {1e3 * self.seconds:.2f} ms,"
+            f" {self.plain_tokens:.0f} in {1e3 * self.plain_seconds:.2f} without drafts"
+        )
+
+
+def best(survival: Sequence[Sequence[float]], rows: int, costs: Costs, drafting: float) -> Best:
+    """The drafts that maximise tokens a second.
+
+    Args:
+        survival: for each request that of its drafts, none greater than the one before.
+        rows: of the step without drafts; each counts as a token, a prompt's too: it waits as long as the others.
+        costs: an unmeasured size is taken to cost what the next smaller one does, so it is tried where it would be best, and known then.
+        drafting: seconds that are added to a step with any draft.
+    """
+    # Ties are broken by position first: a request's drafts stay in order.
+    slots = sorted((-value, at, index) for index, values in enumerate(survival) for at, value in enumerate(values))
+    plain = _floor(rows, len(slots), costs)
+    least, tokens, count = plain, float(rows), 0
+    best_tokens, best_seconds = tokens, plain
+    for budget, (value, _, _) in enumerate(slots, 1):
+        tokens -= value
+        known = costs.step(rows + budget)
+        least = max(least, known or 0.0)
+        seconds = (known or least) + drafting
+        if tokens * best_seconds > best_tokens * seconds:
+            count, best_tokens, best_seconds = budget, tokens, seconds
+    drafts = [0] * len(survival)
+    for _, _, index in slots[:count]:
+        drafts[index] += 1
+    return Best(tuple(drafts), best_tokens, best_seconds, float(rows), plain)
+
+
+def _floor(rows: int, most: int, costs: Costs) -> float:
+    """Seconds of a step without drafts, or of the smallest that was measured, or 1 where none was: then tokens alone decide."""
+    for count in range(rows, rows + most + 1):
+        seconds = costs.step(count)
+        if seconds:
+            return seconds
+    return 1.0
+
+
+class CostController:
+    """Tokens a second over the whole step, with what was measured.
+
+    A request whose drafts do not pay decodes plainly for a pause, is probed with few drafts, goes on with more while all are accepted, and
+    where that does not make them pay either, pauses for twice as long. No pause is for ever. New requests of a drafter that did not pay
+    elsewhere are probed first. Drafts that say how sure they are and cost nothing are asked for every time: what is verified of them
+    is settled when they are there.
+    """
+
+    name = "cost"
+
+    def __init__(self) -> None:
+        self._states: dict[int, _State] = {}
+        self._shared: dict[str, Survival] = {}
+        self._measuring: dict[int, int] = {}  # rows -> steps that were run without drafts to measure them
+
+    def begin(self, request_id: int, drafter: str) -> None:
+        self._shared.setdefault(drafter, Survival(FADE_SHARED))
+        self._states[request_id] = _State(drafter)
+
+    def ask(self, asks: Sequence[WidthAsk], other_rows: int, costs: Costs) -> list[Choice]:
+        rows = other_rows + len(asks)
+        if not asks or self._measures(rows, costs):
+            return [self._give(ask, 0, f"0: a step of {rows} rows is not measured yet") for ask in asks]
+        choices: dict[int, Choice] = {}
+        open_asks = []
+        for ask in asks:
+            state = self._states[ask.request_id]
+            if state.pause:
+                state.pause -= 1
+                state.probe = 0 if state.pause else PROBE
+                why = f"0: drafts did not pay, {state.pause} rounds more without"
+                choices[ask.request_id] = self._give(ask, 0, why)
+            elif state.probe:
+                drafts = min(ask.most, state.probe)
+                choices[ask.request_id] = self._give(ask, drafts, f"{drafts}: a probe")
+            else:
+                open_asks.append(ask)
+        choices |= self._bound(open_asks, rows - len(open_asks), costs)
+        return [choices[ask.request_id] for ask in asks]
+
+    def keep(self, asks: Sequence[WidthAsk], other_rows: int, costs: Costs) -> list[Choice]:
+        states = [self._states[ask.request_id] for ask in asks]
+        survival = [self._survival(ask) for ask in asks]
+        found = best(survival, other_rows + len(asks), costs, 0.0)
+        choices = []
+        for ask, state, values, drafts in zip(asks, states, survival, found.drafts, strict=True):
+            state.opinion = bool(ask.confidence)
+            if not drafts and not state.probe:
+                self._refuse(state)
+            if state.probe and drafts < min(ask.most, state.probe):
+                drafts = min(ask.most, state.probe)
+                choices.append(Choice(drafts, f"{drafts}: a probe"))
+            else:
+                why = found.why if drafts else f"the first draft survives with {values[0]:.2f}, which does not pay"
+                choices.append(Choice(drafts, f"{drafts}: {why}"))
+            state.confidence = ask.confidence[:drafts]
+        return choices
+
+    def observe(self, request_id: int, drafted: int, accepted: int, seconds: float) -> None:
+        state = self._states[request_id]
+        if state.asked:
+            state.answered.add(bool(drafted), not drafted, FADE)
+        if drafted:
+            state.tried = True
+            for survival in (state.survival, self._shared[state.drafter]):
+                survival.add(drafted, accepted, state.confidence[:drafted])
+            if state.probe:
+                state.probe = 2 * state.probe if accepted == drafted and state.asked == state.probe else 0
+            elif accepted:
+                state.next_pause, state.refused = PAUSE, 0
+        elif state.probe and state.asked and state.dear:
+            state.probe = 0
+            self._rest(state)
+        state.asked, state.confidence = 0, ()
+
+    def end(self, request_id: int) -> None:
+        self._states.pop(request_id, None)
+
+    def _measures(self, rows: int, costs: Costs) -> bool:
+        """Whether the step goes without drafts, for the sake of its time: a few times at most for sizes within a factor of two."""
+        octave = rows.bit_length()
+        if costs.step(rows) is not None or self._measuring.get(octave, 0) >= MEASURED:
+            return False
+        self._measuring[octave] = self._measuring.get(octave, 0) + 1
+        return True
+
+    def _bound(self, asks: Sequence[WidthAsk], other_rows: int, costs: Costs) -> dict[int, Choice]:
+        """Choices of the requests that neither pause nor are probed, by what is learnt of their drafts."""
+        states = [self._states[ask.request_id] for ask in asks]
+        survival = [s.survival.learnt(self._shared[s.drafter], ask.most) for s, ask in zip(states, asks, strict=True)]
+        drafting = self._drafting(states, costs)
+        found = best(survival, other_rows + len(asks), costs, drafting)
+        dear = drafting > FREE * found.plain_seconds
+        choices = {}
+        for ask, state, values, drafts in zip(asks, states, survival, found.drafts, strict=True):
+            state.dear = dear
+            if state.opinion and not dear:
+                why = f"{ask.most}: asking costs nothing, and the drafts say how sure they are"
+                choice = self._give(ask, ask.most, why)
+            elif drafts:  # one more than pays as far as is known, so that the width can grow
+                drafts = min(ask.most, drafts + 1) if dear else ask.most
+                choice = self._give(ask, drafts, f"{drafts}: {found.why}")
+            elif not state.tried:
+                state.probe = PROBE
+                choice = self._give(ask, min(ask.most, PROBE), f"{min(ask.most, PROBE)}: a first probe")
+            else:
+                self._rest(state)
+                dearly = f" and costs {1e3 * drafting:.2f} ms to make" if dear else ""
+                why = f"0: the first draft survives with {values[0]:.2f}{dearly}, which does not pay"
+                choice = self._give(ask, 0, f"{why}; {state.pause} rounds without")
+            choices[ask.request_id] = choice
+        return choices
+
+    def _drafting(self, states: Sequence[_State], costs: Costs) -> float:
+        """Seconds of the drafter calls for these requests, for each that is answered: a drafter that seldom has drafts costs as often."""
+        total = 0.0
+        for drafter in sorted({state.drafter for state in states}):
+            rates = [state.answered.mean(1.0) for state in states if state.drafter == drafter]
+            total += (costs.draft(drafter, len(rates)) or 0.0) * len(rates) / sum(rates)
+        return total
+
+    def _survival(self, ask: WidthAsk) -> list[float]:
+        state = self._states[ask.request_id]
+        shared = self._shared[state.drafter]
+        if ask.confidence:
+            return state.survival.calibrated(shared, ask.confidence)
+        return state.survival.learnt(shared, ask.most)
+
+    def _give(self, ask: WidthAsk, drafts: int, why: str) -> Choice:
+        self._states[ask.request_id].asked = drafts
+        return Choice(drafts, why)
+
+    def _refuse(self, state: _State) -> None:
+        """A round's drafts are not worth verifying: so many in a row, and some are probed nevertheless; what was learnt may not hold."""
+        state.refused += 1
+        if not state.opinion:
+            self._rest(state)
+        elif state.refused > state.next_pause:
+            state.refused, state.probe = 0, PROBE
+            state.next_pause = min(LONGEST, 2 * state.next_pause)
+
+    def _rest(self, state: _State) -> None:
+        state.pause = state.next_pause
+        state.next_pause = min(LONGEST, 2 * state.next_pause)
