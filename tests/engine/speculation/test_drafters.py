@@ -158,6 +158,7 @@ def test_a_long_text_and_a_long_corpus_are_indexed_in_pieces() -> None:
     drafter.begin(1, known, "")
     assert drafter.bytes < 5 * len(known)  # a waiting request costs its tokens
     assert [drafted(drafter, 1, known) for _ in range(3)] == [(), (), (7, 8, 9, 10, 11, 12)]
+    drafter.commit(1, [7])
     drafter.end(1)
     drafter.begin(2, [70, 71], "")
     assert drafted(drafter, 2, [70, 71]) == (72, 73, 74, 75, 76, 77)
@@ -210,6 +211,16 @@ def test_bytes_are_what_an_automaton_holds() -> None:
     finally:
         tracemalloc.stop()
     assert 0.85 * held < automaton.bytes < 1.15 * held
+
+
+def test_a_request_that_said_nothing_leaves_nothing() -> None:
+    """Such as one that the queue refused."""
+    corpus = Corpus()
+    drafter = NgramDrafter(corpus)
+    drafter.begin(1, [1, 2, 3, 4], "")
+    drafter.end(1)
+    assert corpus.namespaces == []
+    assert corpus.bytes == drafter.bytes == 0
 
 
 @given(st.lists(st.tuples(TOKENS, TOKENS), max_size=30), st.booleans())

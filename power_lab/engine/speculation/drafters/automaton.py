@@ -49,7 +49,7 @@ class SuffixAutomaton:
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Add tokens to the text."""
-        edges, length, link, target, last = self._edges, self._length, self._link, self._target, self.last
+        edges, length, link, last = self._edges, self._length, self._link, self.last
         for token in tokens:
             self.tokens += 1
             state = last
@@ -69,9 +69,7 @@ class SuffixAutomaton:
                 link[last] = 0
             else:
                 self._counted(state, edge)
-                link[last] = (
-                    target[edge] if length[target[edge]] == length[state] + 1 else self._only(state, edge, token)
-                )
+                link[last] = self._only(state, edge, token)
         self.last = last
 
     def match(self) -> tuple[int, int]:

@@ -41,23 +41,22 @@ class Shelf:
         self.generations = [Generation()]
         self._most = most
         self._waiting: deque[array[int]] = deque()
-        self._waiting_tokens = 0
+        self._waiting_tokens = self._waiting_bytes = 0
         self._begun = 0  # tokens of the first waiting text that are in
 
     @property
     def bytes(self) -> int:
         """Memory held, requests' cursors aside."""
-        automata = sum(generation.automaton.bytes for generation in self.generations)
-        return automata + sum(map(sys.getsizeof, self._waiting))
+        return self._waiting_bytes + sum(generation.automaton.bytes for generation in self.generations)
 
     def add(self, text: array[int]) -> None:
         """Keep a text, of a long one the end. It can be found once `index` has come to it."""
         text = text[-self._most :]
         self._waiting.append(text)
         self._waiting_tokens += len(text)
+        self._waiting_bytes += sys.getsizeof(text)
         while self._waiting_tokens > 2 * self._most:  # the first ones would be dropped before they were found
-            self._waiting_tokens -= len(self._waiting.popleft())
-            self._begun = 0
+            self._next()
 
     def index(self, budget: int) -> int:
         """Make at most `budget` waiting tokens findable; returns how many were."""
@@ -74,14 +73,19 @@ class Shelf:
             self._begun += len(piece)
             spent += len(piece)
             if self._begun == len(text):
-                self._waiting_tokens -= len(self._waiting.popleft())
-                self._begun = 0
+                self._next()
         return spent
 
     def forget(self, request_id: int) -> None:
         """The request is over."""
         for generation in self.generations:
             generation.cursors.pop(request_id, None)
+
+    def _next(self) -> None:
+        text = self._waiting.popleft()
+        self._waiting_tokens -= len(text)
+        self._waiting_bytes -= sys.getsizeof(text)
+        self._begun = 0
 
     def _turn(self) -> SuffixAutomaton:
         self.generations = [Generation(), self.generations[0]]
