@@ -149,7 +149,10 @@ class Run:
         controller: str | None = None,
         costs_from: Iterable[Run] | None = None,
     ) -> xarray.Dataset:
-        """The same for several widths: dimension `width`. Arguments and errors as for `what_if`; `power_lab.what_if.sweep` takes more runs."""
+        """The same for several widths: dimension `width`. Arguments and errors as for `what_if`.
+
+        `power_lab.what_if.sweep` takes more runs and drafters.
+        """
         from power_lab.what_if import sweep
 
         drafter = str(self.record.params.get("speculate", "off")) if speculate is None else speculate

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from power_lab.engine.request import SamplingParams
 from power_lab.engine.speculation.recorded import RecordedCosts
-from power_lab.engine.speculation.replay import ReplayedRound, replay
+from power_lab.engine.speculation.replay import FROM_COUNTS, NAN, ReplayedRound, replay
 from power_lab.engine.trace import RunRecord
 from power_lab.errors import ConfigError, ReplayRefused
 from power_lab.evidence.dataset import check
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
 
     from power_lab.run import Run
 
-NAN = float("nan")
 _COUNTS = ("rounds", "drafted", "accepted", "wasted")
 _RATES = {"acceptance": "1", "tokens_per_pass": "token", "seconds": "s", "tokens_per_s": "token/s"}
 
@@ -36,21 +37,14 @@ class WhatIf:
 
     Attributes:
         settings: `speculate`, `width` and other settings of speculation, as they would have been.
-        rounds: what each round would have drafted and emitted. Exact for the request alone (see `caveats`).
-        step_s: for each round the seconds of its step as measured elsewhere; NaN where no step of so many rows was. The first round
-            is the prompt's, and costs what it did.
-        draft_s: for each round the seconds of drafting; 0 where no drafter was asked.
+        rounds: what each round would have drafted and emitted, and what it costs. Exact for the request alone, but for `caveats`.
         draft_source: `recorded` (median of the runs that costs were taken from), `measured in this replay`, or `no drafts`.
-        unmeasured: rows of steps that were never measured -> rounds that would have needed them.
-        caveats: what keeps a real run from being this one.
+        caveats: what may keep a real run from being this one.
     """
 
     settings: dict[str, Any]
     rounds: tuple[ReplayedRound, ...]
-    step_s: tuple[float, ...]
-    draft_s: tuple[float, ...]
     draft_source: str
-    unmeasured: dict[int, int]
     caveats: tuple[str, ...] = ()
 
     @property
@@ -98,7 +92,12 @@ class WhatIf:
     @property
     def seconds(self) -> float:
         """Predicted seconds of the rounds after the first; NaN where one of them has no measured cost (see `reason`)."""
-        return sum(self.step_s[1:]) + sum(self.draft_s[1:])
+        return sum(entry.step_s + entry.draft_s for entry in self.rounds[1:])
+
+    @property
+    def unmeasured(self) -> dict[int, int]:
+        """Rows of steps that were never measured -> rounds that would have had as many."""
+        return dict(sorted(Counter(entry.rows for entry in self.rounds if math.isnan(entry.step_s)).items()))
 
     @property
     def tokens_per_s(self) -> float:
@@ -135,19 +134,22 @@ class WhatIf:
             "accepted": ("token", [entry.accepted for entry in self.rounds]),
             "emitted": ("token", [len(entry.emitted) for entry in self.rounds]),
             "rows": ("row", [entry.rows for entry in self.rounds]),
-            "step_s": ("s", list(self.step_s)),
-            "draft_s": ("s", list(self.draft_s)),
+            "step_s": ("s", [entry.step_s for entry in self.rounds]),
+            "draft_s": ("s", [entry.draft_s for entry in self.rounds]),
+            "note": ("1", [entry.note for entry in self.rounds]),
             "why": ("1", [entry.why for entry in self.rounds]),
         }
         data = {
-            name: ("round", np.array(values, dtype=object if name == "why" else None), {"units": unit})
+            name: ("round", np.array(values, dtype=object if name in ("note", "why") else None), {"units": unit})
             for name, (unit, values) in columns.items()
         }
         attributes = {**self.settings, "draft_source": self.draft_source, "caveats": "; ".join(self.caveats)}
         return xarray.Dataset(data, {"round": np.arange(len(self.rounds))}, attributes)
 
     def _rows(self) -> list[tuple[str, str]]:
-        speed = f"{self.tokens_per_s:.1f} tok/s in {self.seconds:.3f} s after the first round, drafting {self.draft_source}"
+        speed = (
+            f"{self.tokens_per_s:.1f} tok/s in {self.seconds:.3f} s after the first round, drafting {self.draft_source}"
+        )
         rows = [
             ("settings", ", ".join(f"{key} {value}" for key, value in self.settings.items())),
             ("rounds", f"{self.target_passes:,} for {count(self.tokens, 'token')}: {self.tokens_per_pass:.2f} a pass"),
@@ -179,21 +181,14 @@ def what_if(
     asked = {key: value for key, value in given.items() if value is not None}
     wanted = sampling(asked)
     params = msgspec.structs.replace(_params(record), **{key: getattr(wanted, key) for key in asked})
-    rounds = replay(record, params)
-    first = record.rounds[0]
-    steps = [first.forward_s + first.sample_s + first.commit_s]
-    steps += [NAN if (known := costs.step(entry.rows)) is None else known for entry in rounds[1:]]
-    recorded = costs.draft(params.speculate, 1)
-    unmeasured = Counter(entry.rows for entry in rounds[1:] if costs.step(entry.rows) is None)
+    rounds = replay(record, params, costs)
+    known = costs.draft(params.speculate, 1) is not None
     asked_any = any(entry.asked for entry in rounds)
     return WhatIf(
-        settings={"speculate": params.speculate, "width": params.width},
+        settings={key: getattr(params, key) for key in given},
         rounds=rounds,
-        step_s=tuple(steps),
-        draft_s=tuple((entry.draft_s if recorded is None else recorded) if entry.asked else 0.0 for entry in rounds),
-        draft_source="no drafts" if not asked_any else "measured in this replay" if recorded is None else "recorded",
-        unmeasured=dict(sorted(unmeasured.items())),
-        caveats=_caveats(record),
+        draft_source="no drafts" if not asked_any else "recorded" if known else "measured in this replay",
+        caveats=_caveats(record, params),
     )
 
 
@@ -226,9 +221,8 @@ def sweep(
     shape = len(runs), len(speculate), len(widths)
     numbers = {name: np.zeros(shape, np.int64) for name in _COUNTS} | {name: np.full(shape, NAN) for name in _RATES}
     lengths = np.zeros((*shape, max(widths) + 1), np.int64)
-    for at in np.ndindex(shape):
-        record, drafter, width = runs[at[0]].record, speculate[at[1]], int(widths[at[2]])
-        result = what_if(record, costs, speculate=drafter, width=width, controller=controller)
+    for at, (run, drafter, width) in zip(np.ndindex(shape), product(runs, speculate, widths), strict=True):
+        result = what_if(run.record, costs, speculate=drafter, width=int(width), controller=controller)
         numbers["rounds"][at] = len(result.rounds)
         for name in (*_COUNTS[1:], *_RATES):
             value = getattr(result, name)
@@ -249,8 +243,14 @@ def _params(record: RunRecord) -> SamplingParams:
         raise ReplayRefused(f"params: {error}", "Replay a record as the engine made it.") from error
 
 
-def _caveats(record: RunRecord) -> tuple[str, ...]:
+def _caveats(record: RunRecord, params: SamplingParams) -> tuple[str, ...]:
     caveats = []
+    if params.speculate != "off" and params.controller not in FROM_COUNTS:
+        caveats.append(
+            f"controller {params.controller!r} decides by measured seconds: these rounds are what it would choose with these costs"
+        )
+    if params.speculate == "ngram":
+        caveats.append("'ngram' has the request's own tokens here, and not what earlier requests of the namespace said")
     if record.engine.mode != "exact":
         caveats.append("in fast mode the tokens themselves may depend on speculation")
     if record.preemptions or any(entry.requests > 1 for entry in record.rounds):

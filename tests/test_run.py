@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import gc
+import math
 import pickle
+import statistics
 import subprocess
 import sys
 import weakref
@@ -10,7 +12,9 @@ import msgspec
 import pytest
 
 from power_lab import display
+from power_lab.errors import ConfigError, ReplayRefused
 from power_lab.run import EVIDENCE_MIME, NO_MATH, Run, for_terminal
+from power_lab.what_if import sweep
 from tests.factories import engine_facts, run_record
 
 
@@ -121,3 +125,76 @@ def test_model_output_cannot_drive_a_terminal():
     shown = repr(run)
     assert not set(shown) & {chr(code) for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
     assert "\n\t" in for_terminal("b\n\tc")
+
+
+def test_what_if_says_what_other_settings_would_have_done():
+    run = Run(run_record(60, seed=3))
+    plain = run.what_if(speculate="off")
+    assert (plain.target_passes, plain.drafted, plain.wasted, plain.acceptance) == (60, 0, 0, None)
+    assert (plain.tokens, plain.tokens_per_pass, plain.widths, plain.accepted_lengths) == (60, 1.0, {0: 60}, {})
+    assert plain.draft_source == "no drafts"
+    ones = [r.forward_s + r.sample_s + r.commit_s for r in run.record.rounds if r.rows == 1]
+    assert plain.seconds == pytest.approx(59 * statistics.median(ones))
+    assert plain.tokens_per_s == pytest.approx(1 / statistics.median(ones))
+    wide = run.what_if(speculate="ngram", width=3)
+    assert (wide.settings["speculate"], wide.settings["width"]) == ("ngram", 3)
+    assert wide.drafted == wide.accepted + wide.wasted > 0
+    assert sum(width * rounds for width, rounds in wide.widths.items()) == wide.drafted
+    assert sum(length * rounds for length, rounds in wide.accepted_lengths.items()) == wide.accepted
+    assert wide.draft_source == "measured in this replay"
+    assert wide.tokens == 60 == sum(len(entry.emitted) for entry in wide.rounds)
+    assert wide.dataset.drafted.sum() == wide.drafted
+    assert run.what_if().settings["speculate"] == "lookup"
+
+
+def test_what_was_never_measured_has_a_reason_and_no_number():
+    run = Run(run_record(60, seed=3, drafter="off"))
+    wide = run.what_if(speculate="ngram", width=3)
+    assert math.isnan(wide.seconds)
+    assert math.isnan(wide.tokens_per_s)
+    assert "No step of" in wide.reason
+    assert wide.reason in repr(wide)
+    assert wide.reason in wide._repr_html_()
+    others = [Run(run_record(60, seed=seed, width=6)) for seed in range(4)]
+    known = run.what_if(speculate="ngram", width=3, costs_from=others)
+    assert known.reason == ""
+    assert known.tokens_per_s > 0
+    assert known.rounds == wide.rounds or known.draft_source == "measured in this replay"
+    assert run.what_if(costs_from=[]).reason.startswith("No step of 1 rows")
+
+
+def test_a_sweep_is_a_dataset_of_the_same_figures():
+    run = Run(run_record(60, seed=3))
+    widths = run.what_if_widths([1, 3], speculate="ngram", costs_from=[run])
+    one = run.what_if(speculate="ngram", width=3)
+    at = widths.sel(width=3)
+    assert (at.rounds, at.drafted, at.accepted, at.wasted) == (len(one.rounds), one.drafted, one.accepted, one.wasted)
+    assert at.tokens_per_pass == one.tokens_per_pass
+    assert at.accepted_length.sum() == sum(one.accepted_lengths.values())
+    both = sweep([run, Run(run_record(40))], speculate=["off", "ngram"], widths=[2])
+    assert dict(both.sizes) == {"run": 2, "drafter": 2, "width": 1, "length": 3}
+    assert both.drafted.units == "token"
+    with pytest.raises(ConfigError, match="one of them is empty"):
+        sweep([], widths=[1])
+
+
+def test_a_replay_says_what_keeps_a_real_run_from_being_it():
+    shared = [msgspec.structs.replace(entry, requests=2) for entry in run_record(20).rounds]
+    record = run_record(20, rounds=tuple(shared), engine=engine_facts(mode="fast"))
+    told = Run(record).what_if(speculate="off").caveats
+    assert len(told) == 2
+    assert "fast mode" in told[0]
+    assert "shared its steps" in told[1]
+    assert Run(run_record(20)).what_if(speculate="off").caveats == ()
+
+
+def test_wrong_settings_and_records_are_refused_by_name():
+    run = Run(run_record(20))
+    with pytest.raises(ConfigError, match="width: 65"):
+        run.what_if(width=65)
+    with pytest.raises(ConfigError, match="speculate"):
+        run.what_if(speculate="magic")
+    with pytest.raises(ReplayRefused, match="params"):
+        Run(run_record(20, params={"max_tokens": "many"})).what_if()
+    with pytest.raises(ReplayRefused, match="cancelled"):
+        Run(run_record(20, finish="cancelled")).what_if()

@@ -16,7 +16,7 @@ class RecordedCosts:
     """Costs (see `width.Costs`): medians over the rounds of some runs of one engine.
 
     A step costs the seconds of its forward pass, sampling and commit, by its rows, whoever they belonged to; steps with prompt rows are
-    left out, for they draw few of them. A draft costs what it did for a request alone. What was not measured is not guessed.
+    left out, for they draw few of them. A draft costs what it did for a request alone that got one. What was not measured is not guessed.
 
     Args:
         steps: rows -> seconds. drafts: drafter -> seconds of one call for one request.
@@ -37,7 +37,7 @@ class RecordedCosts:
             for entry in record.rounds:
                 if entry.step not in prompts:
                     steps[entry.rows].append(entry.forward_s + entry.sample_s + entry.commit_s)
-                if entry.draft_s and entry.requests == 1:
+                if entry.drafted and entry.requests == 1:
                     drafts[str(record.params.get("speculate"))].append(entry.draft_s)
         return cls(
             {rows: median(seconds) for rows, seconds in steps.items()},

@@ -7,22 +7,27 @@ recorded tokens, which stand where the target's draws would; only the model is l
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count
 
 from power_lab.engine.blocks import BlockPool
 from power_lab.engine.config import EngineConfig
 from power_lab.engine.request import Finish, Request, SamplingParams
 from power_lab.engine.scheduler import Limits, Outcome, Scheduler, blocks_for
-from power_lab.engine.speculation.drafters import make
+from power_lab.engine.speculation.drafters import DraftAsk, make
 from power_lab.engine.speculation.transaction import Proposal, Proposer, match
+from power_lab.engine.speculation.width import Costs
 from power_lab.engine.trace import RunRecord
 from power_lab.errors import ReplayRefused
 
 FROM_TOKENS = ("off", "lookup", "ngram")
-"""Drafters that need nothing but a request's own tokens, which every record has."""
-_WHOLE = (Finish.STOP, Finish.LENGTH)
+"""Drafters that need nothing but tokens."""
+FROM_COUNTS = ("fixed", "adaptive")
+"""Controllers whose choices follow from accepted drafts alone; the others weigh measured seconds."""
+NAN = float("nan")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +38,10 @@ class ReplayedRound:
         start: absolute position of the first emitted token.
         drafted, accepted, emitted: as in `trace.Round`.
         rows: rows of the step.
-        draft_s: seconds that drafting took in this replay; 0 where no drafter was asked.
-        asked: whether a drafter was.
-        why: why there are no drafts although speculation is on, or "".
+        asked: whether a drafter was asked.
+        draft_s: seconds of drafting: as the costs say, else as this replay took; 0 where no drafter was asked.
+        step_s: seconds of the step as the costs say, NaN where they do not. The first round is the prompt's and costs what it did.
+        note, width, why: as in `trace.Round`.
     """
 
     start: int
@@ -43,40 +49,44 @@ class ReplayedRound:
     accepted: int
     emitted: tuple[int, ...]
     rows: int
-    draft_s: float = 0.0
-    asked: bool = False
+    asked: bool
+    draft_s: float
+    step_s: float
+    note: str = ""
+    width: int = -1
     why: str = ""
 
 
 def replay(
-    record: RunRecord, params: SamplingParams, clock: Callable[[], float] = time.perf_counter
+    record: RunRecord, params: SamplingParams, costs: Costs, clock: Callable[[], float] = time.perf_counter
 ) -> tuple[ReplayedRound, ...]:
     """The rounds of a recorded run under other settings of speculation.
 
-    The request is alone, on an engine of the recorded settings that holds the recorded prefix and no more; drafters are fresh. What
-    a batch does beside is not in it: it may cut windows for lack of rows, preempt the request, or cut its prompt otherwise.
+    The request is alone, on an engine of the recorded settings that holds the recorded prefix and no more; drafters and controllers are
+    fresh. What a batch does beside is not in it: it may cut windows for lack of rows, preempt the request, or cut its prompt otherwise.
 
     Args:
         record: a run that ended by itself or at its limit.
         params: of the run, but for its settings of speculation.
-        clock: monotonic seconds, for the time of drafting.
+        costs: seconds of steps and drafts. Controllers outside `FROM_COUNTS` decide by them, so rounds are then predictions.
+        clock: monotonic seconds, for drafts that the costs do not know.
 
     Raises:
         ReplayRefused where the record does not hold what the replay needs.
     """
     check(record, params)
-    return tuple(_Replay(record, params, clock).rounds())
+    return tuple(_Replay(record, params, costs, clock).rounds())
 
 
 def check(record: RunRecord, params: SamplingParams) -> None:
     """Raise ReplayRefused, naming what is missing, unless the record can be replayed with that drafter."""
-    speculate = params.speculate
-    if speculate not in FROM_TOKENS:
+    drafter = params.speculate
+    if drafter not in FROM_TOKENS:
         raise ReplayRefused(
-            f"speculate: {speculate!r} drafts from more than the request's tokens, and a record holds nothing else",
-            f"Use one of {', '.join(FROM_TOKENS)}, or run the request again with {speculate!r}.",
+            f"speculate: {drafter!r} drafts from more than the request's tokens, and a record holds nothing else",
+            f"Use one of {', '.join(FROM_TOKENS)}, or run the request again with {drafter!r}.",
         )
-    if record.finish not in _WHOLE:
+    if record.finish not in (Finish.STOP, Finish.LENGTH):
         raise ReplayRefused(
             f"finish: the run was ended from outside ({record.finish}), so what it would have said next is not known",
             "Replay a run that ended by itself or at max_tokens.",
@@ -86,13 +96,34 @@ def check(record: RunRecord, params: SamplingParams) -> None:
             f"tokens: {len(record.tokens)} after a prompt of {len(record.prompt_tokens)}, with max_tokens {params.max_tokens}",
             "Replay a record as the engine made it.",
         )
+    if drafter == "ngram" and (at := _foreign_round(record)) is not None:
+        raise ReplayRefused(
+            f"rounds[{at}]: 'ngram' drafted here from what earlier requests of the namespace had said, which no record holds",
+            "Run the request again with a cache_key of its own, or replay it with 'lookup'.",
+        )
+
+
+def _foreign_round(record: RunRecord) -> int | None:
+    """The first round whose n-gram drafts the request's own tokens do not explain."""
+    if record.params.get("speculate") != "ngram":
+        return None
+    drafter, known = make("ngram"), list(record.prompt_tokens)
+    drafter.begin(record.id, known, record.namespace)
+    for index, entry in enumerate(record.rounds):
+        if entry.drafted:
+            (draft,) = drafter.propose([DraftAsk(record.id, known, len(entry.drafted))])
+            if draft.tokens != entry.drafted:
+                return index
+        known.extend(entry.emitted)
+        drafter.commit(record.id, entry.emitted)
+    return None
 
 
 class _Replay:
     """One request in an engine without a model."""
 
-    def __init__(self, record: RunRecord, params: SamplingParams, clock: Callable[[], float]) -> None:
-        prompt = record.prompt_tokens
+    def __init__(self, record: RunRecord, params: SamplingParams, costs: Costs, clock: Callable[[], float]) -> None:
+        prompt, first = record.prompt_tokens, record.rounds[0]
         self._known = (*prompt, *record.tokens)
         self._finish = Finish(record.finish)
         self._request = Request(
@@ -104,19 +135,23 @@ class _Replay:
             end_tokens=frozenset(),  # the recorded tokens say where it ends
             namespace=record.namespace,
         )
+        self._cached = list(prompt[: record.cached])
+        self._costs = costs
+        self._first_s = first.forward_s + first.sample_s + first.commit_s
         config = record.engine.config
         limits = Limits.of(EngineConfig.of({key: config[key] for key in ("step_tokens", "max_batch") if key in config}))
         pages = 2 + 2 * blocks_for(len(self._known) + params.width)  # the prefix's and its own
         self._scheduler = Scheduler(BlockPool(pages), limits, lambda namespace: b"")
-        self._proposer = Proposer(make, clock, record.engine.vocab)
-        self._cached = list(prompt[: record.cached])
+        self._asked = 0.0, False  # seconds of the drafter in this round, whether it was asked
+        self._proposer = Proposer(
+            make, clock, record.engine.vocab, step_rows=limits.step_tokens, costs=costs, on_draft=self._on_draft
+        )
 
     def rounds(self) -> list[ReplayedRound]:
         self._warm()
-        request = self._request
+        request, rounds = self._request, []
         self._proposer.begin(request)
         self._scheduler.add(request)
-        rounds = []
         while request.finish is None:
             round_ = self._step(request)
             if round_ is not None:
@@ -140,6 +175,7 @@ class _Replay:
     def _step(self, request: Request) -> ReplayedRound | None:
         """One step as the engine makes it; None inside the prompt."""
         scheduler, start = self._scheduler, len(request.tokens)
+        self._asked = 0.0, False
         rooms = {running.id: scheduler.draft_room(running) for running in scheduler.running}
         proposal = self._proposer.propose(rooms, scheduler.running).get(request.id)
         plan = scheduler.plan()
@@ -147,33 +183,59 @@ class _Replay:
         (span,) = plan.spans
         drafted = span.tokens[span.rows - span.drafts :]
         outcome = self._verified(start, drafted) if span.sampled else Outcome()
+        draft_s, step_s = self._draft_s(), self._step_s(span.rows, first=start == request.prompt_len)
         scheduler.commit(plan, [outcome])
         self._proposer.commit(request, outcome.emitted)
         if not span.sampled:
             return None
-        asked = proposal is not None and rooms[request.id] > 0
+        if proposal is not None and proposal.width >= 0:
+            self._observe(request, span.drafts, outcome.accepted, draft_s + step_s)
         return ReplayedRound(
             start=start,
             drafted=drafted,
             accepted=outcome.accepted,
             emitted=outcome.emitted,
             rows=span.rows,
-            draft_s=proposal.seconds if proposal is not None else 0.0,
-            asked=asked,
-            why=_why(proposal, drafted),
+            asked=self._asked[1],
+            draft_s=draft_s,
+            step_s=step_s,
+            note=_note(proposal, drafted),
+            width=proposal.width if proposal is not None else -1,
+            why=proposal.why if proposal is not None else "",
         )
 
     def _verified(self, start: int, drafts: tuple[int, ...]) -> Outcome:
         """What the target would have said of a window: the known tokens, up to the known end."""
-        said = iter(range(start + 1, len(self._known) + 1))
+        said, end = count(start + 1), len(self._known)
+        return match(
+            drafts,
+            self._known[start : start + len(drafts) + 1],
+            lambda token: self._finish if next(said) == end else None,
+        )
 
-        def terminal(token: int) -> Finish | None:
-            return self._finish if next(said) == len(self._known) else None
+    def _observe(self, request: Request, drafted: int, accepted: int, seconds: float) -> None:
+        controller = request.params.controller
+        if controller == "governor" and math.isnan(seconds):
+            raise ReplayRefused(
+                f"controller: {controller!r} weighs the seconds of each round, and no step of {drafted + 1} rows was measured",
+                "Pass runs that had such steps as costs_from.",
+            )
+        self._proposer.observe(request, drafted, accepted, seconds)
 
-        return match(drafts, self._known[start : start + len(drafts) + 1], terminal)
+    def _on_draft(self, drafter: str, requests: int, seconds: float) -> None:
+        self._asked = seconds, True
+
+    def _draft_s(self) -> float:
+        seconds, asked = self._asked
+        known = self._costs.draft(self._request.params.speculate, 1) if asked else None
+        return seconds if known is None else known
+
+    def _step_s(self, rows: int, *, first: bool) -> float:
+        known = self._first_s if first else self._costs.step(rows)
+        return NAN if known is None else known
 
 
-def _why(proposal: Proposal | None, drafted: tuple[int, ...]) -> str:
+def _note(proposal: Proposal | None, drafted: tuple[int, ...]) -> str:
     if proposal is None or drafted:
         return ""
-    return proposal.note or "drafts dropped: no rows left in the step"
+    return proposal.note or "drafts dropped: no rows or blocks left in this step"

@@ -30,14 +30,15 @@ AXES: dict[str, list[Any]] = {
     "recorded": ["off", "lookup", "ngram", "oracle"],
     "speculate": ["off", "lookup", "ngram", "oracle"],
     "width": [1, 3, 7, 15],
+    "controller": ["fixed", "adaptive"],
     "sampling": [{}, {"temperature": 0.8}, {"temperature": 1.0, "repetition_penalty": 1.1}],
     "end": ["max_tokens", "token", "string", "context", "one"],
     "step_tokens": [16, 64, 256],
     "prompt": [1, 2, 17, 65, 129, 150],
     "prefix": ["cold", "warm"],
 }
+NOTHING = RecordedCosts({}, {})
 Ops = Callable[[int], Any]
-Rounds = list[tuple[int, tuple[int, ...], int, tuple[int, ...], str]]
 
 
 class Oracle:
@@ -81,16 +82,13 @@ class Bench:
         return msgspec.structs.replace(record, engine=msgspec.structs.replace(record.engine, config=config))
 
 
-def rounds_of(record: RunRecord) -> Rounds:
-    return [(r.start, r.drafted, r.accepted, r.emitted, r.note) for r in record.rounds]
+def figures(rounds: Sequence[Any]) -> list[tuple[Any, ...]]:
+    return [(r.start, r.drafted, r.accepted, r.emitted, r.rows, r.note, r.width, r.why) for r in rounds]
 
 
 def same(recorded: RunRecord, real: RunRecord, params: SamplingParams) -> None:
     """What was recorded, replayed with `params`, is what really ran with them."""
-    replayed = replay(recorded, params)
-    assert [(r.start, r.drafted, r.accepted, r.emitted, r.why) for r in replayed] == rounds_of(real)
-    assert [r.rows for r in replayed] == [r.rows for r in real.rounds]
-    assert [r.asked for r in replayed] == [r.draft_s > 0 for r in real.rounds]
+    assert figures(replay(recorded, params, RecordedCosts.of([recorded]))) == figures(real.rounds)
 
 
 def ending(said: Sequence[int], end: str, prompt: int) -> dict[str, Any]:
@@ -128,22 +126,27 @@ def both(case: dict[str, Any], ops: Any, monkeypatch: pytest.MonkeyPatch) -> tup
     common = {"seed": 5, "logit_bias": FEW, **case["sampling"]}
     said = bench.run(prompt, SamplingParams(max_tokens=LIMIT, ignore_eos=True, **common)).tokens
     common |= ending(said, case["end"], len(prompt))
-    runs = []
-    for drafter, width in ((case["recorded"], 6), (case["speculate"], case["width"])):
-        oracle = drafter == "oracle"
-        bench.known = [*prompt, *said] if oracle else ()
-        params = SamplingParams(speculate="ngram" if oracle else drafter, width=width, **common)
-        runs.append(bench.run(prompt, params, warm=case["prefix"] == "warm"))
+    oracle = Oracle([*prompt, *said])
+
+    def run(drafter: str, width: int, controller: str) -> tuple[RunRecord, SamplingParams]:
+        bench.known = [*prompt, *said] if drafter == "oracle" else ()
+        asked: dict[str, Any] = {"speculate": "lookup" if drafter == "oracle" else drafter, "controller": controller}
+        params = SamplingParams(**asked, width=width, **common)
+        return bench.run(prompt, params, warm=case["prefix"] == "warm"), params
+
+    recorded, _ = run(case["recorded"], 6, "cost")
+    real, params = run(case["speculate"], case["width"], case["controller"])
     if case["speculate"] == "oracle":
-        monkeypatch.setattr("power_lab.engine.speculation.replay.make", lambda _: Oracle([*prompt, *said]))
-    same(*runs, params)
-    return runs[0], runs[1]
+        monkeypatch.setattr("power_lab.engine.speculation.replay.make", lambda _: oracle)
+    same(recorded, real, params)
+    return recorded, real
 
 
 WINDOWS: dict[str, list[Any]] = {
     "recorded": ["off", "oracle"],
     "speculate": ["oracle"],
     "width": [3, 15],
+    "controller": ["fixed"],
     "sampling": [{"temperature": 0.8}],
     "end": ["token", "string", "max_tokens"],
     "step_tokens": [64],
@@ -163,6 +166,9 @@ def test_the_rounds_compared_hold_every_kind_of_end(numba_ops: Ops, monkeypatch:
     assert any(r.accepted == 0 < len(r.drafted) for r in rounds), "nothing accepted"
 
 
+DRAFTERS = st.sampled_from(["off", "lookup", "ngram"])
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     prompt=st.lists(st.sampled_from([65, 66, 67, 68]), min_size=1, max_size=150),
@@ -174,8 +180,8 @@ def test_the_rounds_compared_hold_every_kind_of_end(numba_ops: Ops, monkeypatch:
             "stop_tokens": st.sampled_from([(), (67,), (68,)]),
         }
     ),
-    before=st.tuples(st.sampled_from(["off", "lookup", "ngram"]), st.integers(1, 20)),
-    after=st.tuples(st.sampled_from(["off", "lookup", "ngram"]), st.integers(1, 20)),
+    before=st.tuples(DRAFTERS, st.integers(1, 20), st.sampled_from(["fixed", "cost"])),
+    after=st.tuples(DRAFTERS, st.integers(1, 20), st.sampled_from(["fixed", "adaptive"])),
     step_tokens=st.sampled_from([16, 100]),
     warm=st.booleans(),
 )
@@ -183,14 +189,15 @@ def test_any_run_replays_as_any_other(
     numba_ops: Ops,
     prompt: list[int],
     params: dict[str, Any],
-    before: tuple[str, int],
-    after: tuple[str, int],
+    before: tuple[str, int, str],
+    after: tuple[str, int, str],
     step_tokens: int,
     warm: bool,
 ) -> None:
     bench = Bench(numba_ops(1), step_tokens=step_tokens, context=256, max_batch=2)
     common = {**params, "logit_bias": dict.fromkeys([65, 66, 67, 68], 15.0)}
-    first, second = (SamplingParams(speculate=name, width=width, **common) for name, width in (before, after))  # type: ignore[arg-type]
+    keys = "speculate", "width", "controller"
+    first, second = (SamplingParams(**dict(zip(keys, one, strict=True)), **common) for one in (before, after))
     same(bench.run(prompt, first, warm=warm), bench.run(prompt, second, warm=warm), second)
 
 
@@ -198,11 +205,11 @@ def test_what_a_record_does_not_hold_is_refused() -> None:
     record = run_record(20)
     for finish in ("cancelled", "deadline", "error"):
         with pytest.raises(ReplayRefused, match=f"ended from outside \\({finish}\\)"):
-            replay(msgspec.structs.replace(record, finish=finish), SamplingParams(speculate="ngram"))
-    with pytest.raises(ReplayRefused, match="'draft-model' drafts from more than the request's tokens.*lookup, ngram"):
-        replay(record, SamplingParams(speculate="draft-model"))
+            replay(msgspec.structs.replace(record, finish=finish), SamplingParams(speculate="ngram"), NOTHING)
+    with pytest.raises(ReplayRefused, match=r"'draft-model' drafts from more than the request's tokens.*lookup, ngram"):
+        replay(record, SamplingParams(speculate="draft-model"), NOTHING)
     with pytest.raises(ReplayRefused, match="20 after a prompt of 80, with max_tokens 19"):
-        replay(record, SamplingParams(max_tokens=19))
+        replay(record, SamplingParams(max_tokens=19), NOTHING)
 
 
 def test_costs_are_medians_of_steps_without_prompts() -> None:
@@ -219,5 +226,44 @@ def test_costs_are_medians_of_steps_without_prompts() -> None:
 
 def test_costs_of_two_engines_are_not_mixed() -> None:
     other = run_record(20, engine=engine_facts(device="cuda"))
-    with pytest.raises(ReplayRefused, match=r"costs_from\[1\]: its engine's device is 'cuda' and the first one's 'cpu'"):
+    with pytest.raises(
+        ReplayRefused, match=r"costs_from\[1\]: its engine's device is 'cuda' and the first one's 'cpu'"
+    ):
         RecordedCosts.of([run_record(20), other])
+
+
+def test_ngram_drafts_from_other_requests_are_refused_by_round(numba_ops: Ops) -> None:
+    prompt = prompt_of(4, 40)
+    engine = tiny.engine(SHAPE, numba_ops(1))
+    params = SamplingParams(
+        max_tokens=40, ignore_eos=True, logit_bias=FEW, temperature=0.8, seed=5, speculate="ngram", controller="fixed"
+    )
+    alone, after = engine.generate(prompt, params), engine.generate(prompt, params)
+    assert alone.tokens == after.tokens
+    assert figures(alone.rounds) != figures(after.rounds), "the second run quotes the first"
+    costs = RecordedCosts.of([alone])
+    assert figures(replay(alone, params, costs)) == figures(alone.rounds)
+    with pytest.raises(
+        ReplayRefused, match=r"rounds\[\d+\]: 'ngram' drafted here from what earlier requests.*cache_key"
+    ):
+        replay(after, params, costs)
+    lookup = msgspec.structs.replace(params, speculate="lookup")
+    assert figures(replay(after, lookup, costs)) == figures(replay(alone, lookup, costs))
+
+
+def test_controllers_that_weigh_seconds_need_them(numba_ops: Ops) -> None:
+    record = run_record(60, seed=3)
+    params = SamplingParams(max_tokens=60, speculate="lookup", width=6, controller="governor")
+    with pytest.raises(
+        ReplayRefused, match=r"controller: 'governor' weighs the seconds.*no step of 1 rows.*costs_from"
+    ):
+        replay(record, params, NOTHING)
+    cheap = RecordedCosts(dict.fromkeys(range(1, 99), 1.0), {"lookup": 0.0})
+    dear = RecordedCosts({rows: float(rows) for rows in range(1, 99)}, {"lookup": 0.5})
+    bench = Bench(numba_ops(1), step_tokens=64, context=256, max_batch=1)
+    common = {"max_tokens": 200, "ignore_eos": True, "logit_bias": {65: 30.0, 66: 30.0}, "temperature": 1.0, "seed": 1}
+    run = bench.run([65, 66, 65, 66], SamplingParams(**common))
+    for controller in ("cost", "governor"):
+        params = SamplingParams(**common, speculate="ngram", controller=controller)
+        free, paid = (sum(len(r.drafted) for r in replay(run, params, costs)) for costs in (cheap, dear))
+        assert free > 1.5 * paid, "drafts that cost more are made less often"
