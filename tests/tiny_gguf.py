@@ -109,9 +109,8 @@ def _vocabulary(writer: gguf.GGUFWriter, tokens: list[str]) -> None:
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list([*tokens, "<s>", "</s>"])
     writer.add_token_types([1] * 256 + [3, 3])
-    writer.add_token_merges(
-        ["! !"]
-    )  # never applied where there is no token "!!"; without any, llama.cpp finds no tokenizer
+    # Never applied where there is no token "!!"; without any, llama.cpp finds no tokenizer.
+    writer.add_token_merges(["! !"])
     writer.add_bos_token_id(256)
     writer.add_eos_token_id(tiny.END)
     writer.add_add_bos_token(False)
