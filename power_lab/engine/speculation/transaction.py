@@ -183,7 +183,7 @@ class Proposer:
             proposals[ask.request_id] = Proposal(choice.why, 0.0, choice.drafts, choice.why)
             if choice.drafts:
                 wants.setdefault(one.drafter, []).append(
-                    (one, DraftAsk(ask.request_id, one.request.tokens, choice.drafts))
+                    (one, DraftAsk(ask.request_id, one.request.tokens, choice.drafts, one.request.params))
                 )
         answers: list[tuple[_Speculating, Draft]] = []
         for drafter, wanted in wants.items():

@@ -4,18 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from power_lab.errors import ConfigError
+
+if TYPE_CHECKING:
+    from power_lab.engine.request import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
 class DraftAsk:
-    """One request that wants drafts: its committed tokens and the most drafts that its next step can verify (>= 1)."""
+    """One request that wants drafts.
+
+    Attributes:
+        request_id: whose; tokens: that are committed; width: the most drafts that its next step can verify (>= 1).
+        params: how the target draws, the seed included; None is greedily. Its noise is known beforehand: a drafter that draws with it,
+            too, is right more often than one that guesses the likeliest token.
+    """
 
     request_id: int
     tokens: Sequence[int]
     width: int
+    params: SamplingParams | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,8 @@
-"""A second, smaller model as the drafter: it reads what a request says and goes on greedily (Leviathan et al. 2023, Chen et al. 2023).
+"""A second, smaller model as the drafter (Leviathan et al. 2023, Chen et al. 2023): it reads what a request says and goes on by itself.
+
+It draws as the target will, with the same noise, which the seed, the position and the token decide (Gumbel-max): of two models that agree,
+both draw the same token, at any temperature (Daliri et al., "Coupling without communication", 2024). Only penalties it leaves out, as
+they look at tokens that are not drawn yet.
 
 It runs on the target's operation table with a runner, a workspace and a KV pool of its own, between the target's steps and never beside
 one. Per request it knows how far its keys and values agree with what was committed: that cursor goes back where drafts were rejected,
@@ -14,6 +18,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from msgspec import structs
+
 from power_lab.engine.blocks import BlockPool
 from power_lab.engine.models.decoder import Decoder
 from power_lab.engine.plan import Span, StepPlan
@@ -23,7 +29,7 @@ from power_lab.engine.scheduler import Limits, blocks_for
 from power_lab.engine.speculation.drafters import Draft, DraftAsk
 
 CHUNK = 256  # rows of a proposal's first step, in which prompts are caught up with: so long may the target's step wait for one
-GREEDY = SamplingParams(seed=0, logprobs=0)
+GREEDY = SamplingParams(seed=0)
 
 SHORT = "the draft model's KV pool is short"
 SILENT = "the draft model's logits hold NaN"
@@ -34,14 +40,12 @@ class Cache:
     """A request's keys and values.
 
     Attributes:
-        controls: what the runner draws by.
         blocks: where they lie.
         length: committed tokens that are in, from the first on.
         tail: drafts that are in behind these; they count as far as they were accepted.
         asked: the last proposal in which the request asked for drafts.
     """
 
-    controls: Request
     blocks: list[int] = field(default_factory=list)
     length: int = 0
     tail: tuple[int, ...] = ()
@@ -130,14 +134,15 @@ class ModelDrafter:
 
     def begin(self, request_id: int, prompt: Sequence[int], namespace: str) -> None:
         """Nothing is computed before the first proposal; nothing is shared, so the namespace does not matter."""
-        controls = Request(request_id, len(prompt), GREEDY, [], 0, frozenset())
-        self._caches[request_id], self._controls[request_id] = Cache(controls), controls
+        self._caches[request_id] = Cache()
 
     def propose(self, asks: Sequence[DraftAsk]) -> list[Draft]:
-        """Greedy drafts, with the probability of each; none, and why, while a request's tokens are not all in its cache."""
+        """Drafts, with the draft model's probability of each; none, and why, while a request's tokens are not all in its cache."""
         self._turn += 1
         for ask in asks:
             self._caches[ask.request_id].asked = self._turn
+            if ask.request_id not in self._controls:
+                self._controls[ask.request_id] = _controls(ask)
         jobs = [self._job(ask) for ask in sorted(asks, key=lambda ask: ask.request_id) if self._hold(ask)]
         ready, later = self._share(jobs)
         answers = self._draw(ready, later)
@@ -172,12 +177,8 @@ class ModelDrafter:
     def _victims(self, request_id: int) -> list[Cache]:
         """Whose blocks a request may take, the last one first: those that did not ask now, longest ago first, then younger ones."""
         idle = [cache for cache in self._caches.values() if cache.asked < self._turn and cache.blocks]
-        younger = [
-            cache
-            for id, cache in self._caches.items()
-            if id > request_id and cache.asked == self._turn and cache.blocks
-        ]
-        younger.sort(key=lambda cache: cache.controls.id)
+        asking = [id for id, cache in self._caches.items() if cache.asked == self._turn and cache.blocks]
+        younger = [self._caches[id] for id in sorted(asking) if id > request_id]
         return younger + sorted(idle, key=lambda cache: cache.asked, reverse=True)
 
     def _drop(self, cache: Cache) -> None:
@@ -226,6 +227,12 @@ class ModelDrafter:
     def _launch(self, spans: Sequence[Span]) -> Launched:
         self._steps += 1
         return self.runner.launch(StepPlan(self._steps - 1, tuple(spans)), self._controls)
+
+
+def _controls(ask: DraftAsk) -> Request:
+    """What the runner draws by for a request."""
+    drawn = structs.replace(ask.params or GREEDY, repetition_penalty=1.0, presence_penalty=0.0, logprobs=0)
+    return Request(ask.request_id, len(ask.tokens), drawn, [], 0, frozenset())
 
 
 def _draft(drawn: Sequence[tuple[int, float]]) -> Draft:
