@@ -20,6 +20,7 @@ from power_lab.errors import ConfigError, ReplayRefused
 from power_lab.evidence.dataset import check
 from power_lab.keywords import sampling
 from power_lab.tables import html_table, text_table
+from power_lab.widgets.rounds_chart import rounds_chart
 from power_lab.widgets.text import count, percent
 
 if TYPE_CHECKING:
@@ -164,7 +165,7 @@ class WhatIf:
         return text_table(self._rows())
 
     def _repr_html_(self) -> str:
-        return html_table(self._rows())
+        return html_table(self._rows()) + rounds_chart(self.rounds)
 
 
 def what_if(
