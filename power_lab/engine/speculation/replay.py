@@ -17,7 +17,7 @@ from power_lab.engine.blocks import BlockPool
 from power_lab.engine.config import EngineConfig
 from power_lab.engine.request import Finish, Request, SamplingParams
 from power_lab.engine.scheduler import Limits, Outcome, Scheduler, blocks_for
-from power_lab.engine.speculation.drafters import DraftAsk, make
+from power_lab.engine.speculation.drafters import DraftAsk, make, suffix
 from power_lab.engine.speculation.transaction import Proposal, Proposer, match
 from power_lab.engine.speculation.width import Costs
 from power_lab.engine.trace import RunRecord
@@ -109,6 +109,8 @@ def _foreign_round(record: RunRecord) -> int | None:
         return None
     drafter, known = make("ngram"), list(record.prompt_tokens)
     drafter.begin(record.id, known, record.namespace)
+    for _ in range(0, len(known), suffix.OWN_PIECE):  # a long prompt is indexed in pieces
+        drafter.propose([DraftAsk(record.id, known, 1)])
     for index, entry in enumerate(record.rounds):
         if entry.drafted:
             (draft,) = drafter.propose([DraftAsk(record.id, known, len(entry.drafted))])

@@ -251,6 +251,18 @@ def test_ngram_drafts_from_other_requests_are_refused_by_round(numba_ops: Ops) -
     assert figures(replay(after, lookup, costs)) == figures(replay(alone, lookup, costs))
 
 
+@pytest.mark.parametrize("drafter", ["lookup", "ngram"])
+def test_prompts_that_are_indexed_in_pieces(drafter: str, numba_ops: Ops, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("power_lab.engine.speculation.drafters.suffix.OWN_PIECE", 8)
+    bench = Bench(numba_ops(1), step_tokens=64, context=256, max_batch=1)
+    asked: dict[str, Any] = {"speculate": drafter, "controller": "fixed", "logit_bias": FEW}
+    params = SamplingParams(max_tokens=80, ignore_eos=True, temperature=0.8, seed=2, **asked)
+    real = bench.run(prompt_of(8, 150), params)
+    first = next(index for index, entry in enumerate(real.rounds) if entry.drafted)
+    assert first > 3, "no drafts before the prompt is indexed"
+    same(real, real, params)
+
+
 def test_controllers_that_weigh_seconds_need_them(numba_ops: Ops) -> None:
     record = run_record(60, seed=3)
     params = SamplingParams(max_tokens=60, speculate="lookup", width=6, controller="governor")
