@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from power_lab.engine.speculation.width import WidthAsk
-from power_lab.engine.speculation.width.cost import LONGEST, MEASURED, PAUSE, PROBE, CostController, best
+from power_lab.engine.speculation.width.cost import LONGEST, MEASURED, PAUSE, PROBE, STALE, CostController, best
 from power_lab.engine.speculation.width.survival import Survival
 from tests.engine.speculation.test_width_controllers import Table
 
@@ -84,6 +84,8 @@ def test_what_is_accepted_widens_to_the_most() -> None:
     play = Play()
     kept = [play.round(8)[1] for _ in range(20)]
     assert kept[-1] == 8 and kept == sorted(kept)
+    assert sum(play.round(8)[0] == 0 for _ in range(10 * STALE)) == 10, "now and then a step without drafts is measured"
+    play.round(8)
     assert "tokens in 1.80 ms, 1 in 1.00 without drafts" in play.why
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from power_lab.engine.speculation.width.costs import DROPPED, KEPT, MeasuredCosts
+from power_lab.engine.speculation.width.costs import AGE, DROPPED, KEPT, MeasuredCosts
 
 
 def measured(costs: MeasuredCosts, rows: int, *seconds: float) -> None:
@@ -75,3 +75,12 @@ def test_shapes_without_end_take_no_memory_without_end() -> None:
     for shape in range(5000):
         costs.add_step(shape, 300, 1.0)
     assert costs.step(300) is None and len(costs._steps._warm) <= 1024
+
+
+def test_old_samples_go_when_newer_ones_come() -> None:
+    costs = MeasuredCosts((1, 2))
+    measured(costs, 1, *(1.0,) * KEPT)
+    measured(costs, 2, *(5.0,) * AGE)
+    assert costs.step(1) == 1.0, "the last known is better than nothing"
+    costs.add_step(("shape", 1), 1, 3.0)
+    assert costs.step(1) == 3.0

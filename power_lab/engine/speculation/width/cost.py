@@ -11,6 +11,7 @@ opinion, pauses that end, measured drafting, and exploration.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -18,6 +19,7 @@ from power_lab.engine.speculation.width import Choice, Costs, WidthAsk
 from power_lab.engine.speculation.width.survival import FADE, FADE_SHARED, Rate, Survival
 
 MEASURED = 4  # steps without drafts that are run at most to learn what a number of rows costs
+STALE = 128  # steps with drafts after which one without is run, so that its cost is known as it is now
 FREE = 0.02  # share of a step's seconds below which drafting is taken to cost nothing
 PROBE = 2  # drafts of the first probe after a pause; doubled while all are accepted
 PAUSE, LONGEST = 4, 64  # rounds without drafts where they do not pay; doubled with each probe that failed
@@ -118,7 +120,9 @@ class CostController:
     def __init__(self) -> None:
         self._states: dict[int, _State] = {}
         self._shared: dict[str, Survival] = {}
-        self._measuring: dict[int, int] = {}  # rows -> steps that were run without drafts to measure them
+        # By bit length of the rows: steps that were run without drafts to measure them, and those with drafts since the last without.
+        self._measuring: Counter[int] = Counter()
+        self._since: Counter[int] = Counter()
 
     def begin(self, request_id: int, drafter: str) -> None:
         self._shared.setdefault(drafter, Survival(FADE_SHARED))
@@ -126,8 +130,10 @@ class CostController:
 
     def ask(self, asks: Sequence[WidthAsk], other_rows: int, costs: Costs) -> list[Choice]:
         rows = other_rows + len(asks)
-        if not asks or self._measures(rows, costs):
-            return [self._give(ask, 0, f"0: a step of {rows} rows is not measured yet") for ask in asks]
+        if not asks:
+            return []
+        if why := self._measures(rows, costs):
+            return [self._give(ask, 0, f"0: {why}") for ask in asks]
         choices: dict[int, Choice] = {}
         open_asks = []
         for ask in asks:
@@ -143,6 +149,7 @@ class CostController:
             else:
                 open_asks.append(ask)
         choices |= self._bound(open_asks, rows - len(open_asks), costs)
+        self._since[rows.bit_length()] += any(choice.drafts for choice in choices.values())
         return [choices[ask.request_id] for ask in asks]
 
     def keep(self, asks: Sequence[WidthAsk], other_rows: int, costs: Costs) -> list[Choice]:
@@ -183,13 +190,16 @@ class CostController:
     def end(self, request_id: int) -> None:
         self._states.pop(request_id, None)
 
-    def _measures(self, rows: int, costs: Costs) -> bool:
-        """Whether the step goes without drafts, for the sake of its time: a few times at most for sizes within a factor of two."""
+    def _measures(self, rows: int, costs: Costs) -> str:
+        """Why the step goes without drafts for the sake of its time, or "": at most a few times at first, and seldom later."""
         octave = rows.bit_length()
-        if costs.step(rows) is not None or self._measuring.get(octave, 0) >= MEASURED:
-            return False
-        self._measuring[octave] = self._measuring.get(octave, 0) + 1
-        return True
+        if costs.step(rows) is None and self._measuring[octave] < MEASURED:
+            self._measuring[octave] += 1
+            return f"a step of {rows} rows is not measured yet"
+        if self._since[octave] >= STALE:
+            self._since[octave] = 0
+            return f"{STALE} steps with drafts, one without is measured anew"
+        return ""
 
     def _bound(self, asks: Sequence[WidthAsk], other_rows: int, costs: Costs) -> dict[int, Choice]:
         """Choices of the requests that neither pause nor are probed, by what is learnt of their drafts."""

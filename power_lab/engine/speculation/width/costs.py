@@ -11,6 +11,7 @@ from power_lab.engine.report import Decision
 
 DROPPED = 2  # first samples of a shape: it compiles, is captured, or finds cold caches
 KEPT = 31  # samples that a median is taken of, the latest
+AGE = 1024  # samples of all sizes after which one is no longer among them, unless there is no other
 SHAPES = 1024  # that are known to be warm
 
 
@@ -81,7 +82,8 @@ class _Medians:
 
     def __init__(self) -> None:
         self._warm: OrderedDict[Hashable, int] = OrderedDict()  # shape -> samples seen, up to DROPPED
-        self._samples: dict[int, deque[float]] = {}
+        self._samples: dict[int, deque[tuple[int, float]]] = {}  # (number of the sample, seconds)
+        self._count = 0
         self._medians: dict[int, float] = {}
         self._known: list[int] = []  # keys of the medians, ascending
 
@@ -92,11 +94,14 @@ class _Medians:
             if len(self._warm) > SHAPES:
                 self._warm.popitem(last=False)
             return
-        if point not in self._samples:
-            self._samples[point] = deque(maxlen=KEPT)
+        self._count += 1
+        samples = self._samples.setdefault(point, deque(maxlen=KEPT))
+        samples.append((self._count, seconds))
+        while samples[0][0] <= self._count - AGE:
+            samples.popleft()
+        if point not in self._medians:
             self._known.insert(bisect_left(self._known, point), point)
-        self._samples[point].append(seconds)
-        self._medians[point] = statistics.median(self._samples[point])
+        self._medians[point] = statistics.median(seconds for _, seconds in samples)
 
     def at(self, point: int) -> float | None:
         return self._medians.get(point)
