@@ -67,6 +67,18 @@ class Loaded:
     draft: LoadedDraft | None = None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Place:
+    """Where model and draft model are loaded to."""
+
+    config: EngineConfig
+    paths: Paths
+    progress: Report
+    ops: Ops
+    device: str
+    threads: int
+
+
 def load(config: EngineConfig, paths: Paths, progress: Report) -> Loaded:
     """Load the configured model.
 
@@ -77,6 +89,7 @@ def load(config: EngineConfig, paths: Paths, progress: Report) -> Loaded:
     kv_tokens = config.kv_tokens or (0 if device == "cuda" else CPU_KV_TOKENS)
     priority = HostProfile.of(config.host_profile).stream_priority
     ops = _operations(device, config.mode, threads, paths, progress, priority)
+    to = _Place(config, paths, progress, ops, device, threads)
     entry = ensure(config.model, paths, progress)
     progress("model file", 0, 1)
     with open_checkpoint(entry.path) as checkpoint:
@@ -88,10 +101,10 @@ def load(config: EngineConfig, paths: Paths, progress: Report) -> Loaded:
         if device == "cpu":  # a GPU's pool is planned once the weights are there
             _check_pool(kv_tokens, spec.kv_bytes_per_token)
         progress("model file", 1, 1)
-        weights, fault = _weights(checkpoint, described, entry, config, context, tokenizer.vocab_size, ops, progress)
+        weights, fault = _weights(to, checkpoint, described, entry, context)
     if config.mode == "exact":
-        _prove(device, ops.digest(), threads, spec, weights, paths, progress)
-    draft = _draft(config, paths, progress, ops, device, threads, tokenizer, spec, context) if config.draft else None
+        _prove(to, spec, weights)
+    draft = _draft(to, tokenizer, spec, context) if config.draft else None
     facts = EngineFacts(
         model=entry.name,
         file=entry.path.name,
@@ -123,43 +136,34 @@ def load(config: EngineConfig, paths: Paths, progress: Report) -> Loaded:
     return Loaded(Decoder(spec, weights, ops, context), tokenizer, facts, context, reasons, draft=draft)
 
 
-def _draft(
-    config: EngineConfig,
-    paths: Paths,
-    progress: Report,
-    ops: Ops,
-    device: str,
-    threads: int,
-    target: Tokenizer,
-    target_spec: ModelSpec,
-    context: int,
-) -> LoadedDraft:
+def _draft(to: _Place, target: Tokenizer, target_spec: ModelSpec, context: int) -> LoadedDraft:
     """Load the draft model beside its target. Raises as `load` does, ConfigError for key `draft` where the two do not fit.
 
     Its rows are proved to be independent, too: not for the tokens' sake, but so that what it drafts can be replayed.
     """
-    entry = _named_by("draft", config.draft, paths, progress)
-    progress("draft model file", 0, 1)
+    entry = _named_by("draft", to.config.draft, to)
+    to.progress("draft model file", 0, 1)
     with open_checkpoint(entry.path) as checkpoint:
         tokenizer = _tokenizer(checkpoint)
         check_vocabulary(tokenizer, target)
         described = describe(checkpoint, tokenizer.vocab_size)
         spec = described.spec
         check_reach(entry.name, spec.vocab, spec.context, target_spec.vocab, context)
-        if device == "cpu":
-            _check_pool(config.kv_tokens or CPU_KV_TOKENS, target_spec.kv_bytes_per_token + spec.kv_bytes_per_token)
-        progress("draft model file", 1, 1)
-        weights, _ = _weights(checkpoint, described, entry, config, context, tokenizer.vocab_size, ops, progress)
-    if config.mode == "exact":
-        _prove(device, ops.digest(), threads, spec, weights, paths, progress)
+        if to.device == "cpu":
+            both = target_spec.kv_bytes_per_token + spec.kv_bytes_per_token
+            _check_pool(to.config.kv_tokens or CPU_KV_TOKENS, both)
+        to.progress("draft model file", 1, 1)
+        weights, _ = _weights(to, checkpoint, described, entry, context)
+    if to.config.mode == "exact":
+        _prove(to, spec, weights)
     nbytes = sum(weights.bytes_by_type.values())
-    return LoadedDraft(Decoder(spec, weights, ops, context), entry.name, entry.sha256, nbytes)
+    return LoadedDraft(Decoder(spec, weights, to.ops, context), entry.name, entry.sha256, nbytes)
 
 
-def _named_by(key: str, model: str, paths: Paths, progress: Report) -> ModelEntry:
+def _named_by(key: str, model: str, to: _Place) -> ModelEntry:
     """The model that a setting names. Raises what `ensure` raises, ConfigError naming that setting."""
     try:
-        return ensure(model, paths, progress)
+        return ensure(model, to.paths, to.progress)
     except ConfigError as error:
         if error.key != "model":
             raise
@@ -167,22 +171,15 @@ def _named_by(key: str, model: str, paths: Paths, progress: Report) -> ModelEntr
 
 
 def _weights(
-    checkpoint: Checkpoint,
-    described: Described,
-    entry: ModelEntry,
-    config: EngineConfig,
-    context: int,
-    vocab: int,
-    ops: Ops,
-    progress: Report,
+    to: _Place, checkpoint: Checkpoint, described: Described, entry: ModelEntry, context: int
 ) -> tuple[ModelWeights, str]:
     """A model's weights on the device, and why its kernels were not compiled beforehand although they should have been, or nothing."""
     types = [QuantType[name] for name in checkpoint.bytes_by_type() if name in QuantType.__members__]
-    ops.prepare(types, lambda done, total, name: progress(f"kernels: {name}", done, total))
-    with _compilers(entry, config, context, vocab, ops) as compilers:
-        weights = bind(described.spec, described.source, ops)
-        ops.wait()
-        return weights, compilers.wait(progress)
+    to.ops.prepare(types, lambda done, total, name: to.progress(f"kernels: {name}", done, total))
+    with _compilers(entry, to.config, context, described.spec.vocab, to.ops) as compilers:
+        weights = bind(described.spec, described.source, to.ops)
+        to.ops.wait()
+        return weights, compilers.wait(to.progress)
 
 
 def _tokenizer(checkpoint: Checkpoint) -> Tokenizer:
@@ -216,33 +213,25 @@ def _compilers(entry: ModelEntry, config: EngineConfig, context: int, vocab: int
     return Compilers.of(asked)
 
 
-def _prove(
-    device: str,
-    digest: str,
-    threads: int,
-    spec: ModelSpec,
-    weights: ModelWeights,
-    paths: Paths,
-    progress: Report,
-) -> None:
+def _prove(to: _Place, spec: ModelSpec, weights: ModelWeights) -> None:
     """The load-time probe of DESIGN section 1: raises ExactnessError unless rows are independent on this model's own shapes.
 
     A pass is remembered per arithmetic digest and set of shapes. A table keeps the weights that it has seen, so the probe, whose
     own are as large as the model's largest, runs on one that is dropped afterwards.
     """
     shapes = probed_shapes(spec, weights)
-    parts = (digest, sorted(shapes.linears), sorted(shapes.attentions), sorted(shapes.activations))
+    parts = (to.ops.digest(), sorted(shapes.linears), sorted(shapes.attentions), sorted(shapes.activations))
     key = hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
-    proved = paths.kernels / "proved" / key
+    proved = to.paths.kernels / "proved" / key
     if proved.exists():
         return
-    progress("exactness probe", 0, 1)
-    table = _operations(device, "exact", threads, paths, lambda *_: None)
+    to.progress("exactness probe", 0, 1)
+    table = _operations(to.device, "exact", to.threads, to.paths, lambda *_: None)
     try:
         probe(table, shapes)
     finally:
         table.close()
-    progress("exactness probe", 1, 1)
+    to.progress("exactness probe", 1, 1)
     with suppress(OSError):  # an unwritable cache costs the probe each time
         proved.parent.mkdir(parents=True, exist_ok=True)
         proved.touch()

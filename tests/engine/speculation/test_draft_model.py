@@ -461,3 +461,18 @@ def test_files_end_to_end(tmp_path: Path, paths: Paths) -> None:
     ):
         with pytest.raises(ConfigError, match=words):
             Engine(EngineConfig(model=str(big), draft=draft, device="cpu"), paths=paths, threaded=False)
+
+
+def test_its_file_is_found_as_the_models_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relative file means the client's folder; a link and the file behind it are one engine; a name stays a name."""
+    from power_lab.engine.host.client import _located
+    from power_lab.engine.host.lease import key_of, resolved
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small.gguf").write_bytes(b"")
+    (tmp_path / "link.gguf").symlink_to(tmp_path / "small.gguf")
+    config = EngineConfig(model="smollm2", draft="small.gguf")
+    assert (_located(config).model, _located(config).draft) == ("smollm2", str(tmp_path / "small.gguf"))
+    linked = _located(EngineConfig(model="smollm2", draft="link.gguf"))
+    assert key_of(resolved(linked)) == key_of(resolved(_located(config))) != key_of(resolved(EngineConfig()))
+    assert _located(EngineConfig()).draft == resolved(EngineConfig()).draft == ""
