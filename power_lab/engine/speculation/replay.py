@@ -104,7 +104,7 @@ def check(record: RunRecord, params: SamplingParams) -> None:
 
 
 def _foreign_round(record: RunRecord) -> int | None:
-    """The first round whose n-gram drafts the request's own tokens do not explain."""
+    """The first round whose n-gram drafts the request's own tokens do not explain. A narrower draft is the beginning of a wider one."""
     if record.params.get("speculate") != "ngram":
         return None
     drafter, known = make("ngram"), list(record.prompt_tokens)
