@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 CLASSES = 7
 PRIOR = 4.0
@@ -17,6 +17,26 @@ PRIORS: tuple[tuple[float, ...], ...] = (
 where nothing else had; then the same of a corpus. SmolLM2-135M over bench/prompts.py, greedy, 128 tokens; rounded, few cases guessed."""
 
 
+Continuation = Sequence[tuple[int, int, bool]]
+"""(token, length of its match, whether nothing else had followed such a match) of each token of a draft."""
+
+
+def likely(continuation: Continuation, from_corpus: bool, floor: float) -> Continuation:
+    """The tokens before a draft is less likely than `floor` to be right so far, by what was measured once, so that a draft is a function of
+    its match alone. The first token is always worth a try, or nothing could be learnt of such matches.
+    """
+    right = 1.0
+    for count, (_, length, agreed) in enumerate(continuation):
+        right *= PRIORS[2 * from_corpus + agreed][_class(length)]
+        if count and right < floor:
+            return continuation[:count]
+    return continuation
+
+
+def _class(length: int) -> int:
+    return min(length.bit_length(), CLASSES) - 1
+
+
 class Confidence:
     """Learns from one request alone, so nothing of another one shows in it, and a replay of the request learns the same.
 
@@ -29,11 +49,11 @@ class Confidence:
         self._seen = [PRIOR] * len(self._right)
         self._draft: list[tuple[int, int]] = []
 
-    def of(self, continuation: Iterable[tuple[int, int, bool]], from_corpus: bool) -> tuple[float, ...]:
+    def of(self, continuation: Continuation, from_corpus: bool) -> tuple[float, ...]:
         """The probability that each token is right if those before are; remembers them for `learn`.
 
         Args:
-            continuation: (token, length of its match, whether nothing else had followed such a match).
+            continuation: the draft.
             from_corpus: whether that was in other requests' tokens.
         """
         first = 2 * CLASSES * from_corpus - 1

@@ -15,11 +15,16 @@ from collections.abc import Sequence
 
 from power_lab.engine.speculation.drafters import Draft, DraftAsk
 from power_lab.engine.speculation.drafters.automaton import Cursor, SuffixAutomaton
-from power_lab.engine.speculation.drafters.confidence import Confidence
+from power_lab.engine.speculation.drafters.confidence import Confidence, likely
 from power_lab.engine.speculation.drafters.corpus import Corpus
 
-SHORTEST = 2
+SHORTEST = 1
 """Tokens of a match that is worth a draft."""
+FLOOR = 0.2
+"""A draft ends where it is less likely than this to be right so far.
+
+Over bench/prompts.py at width 8, matches of one token with it give 3% more tokens a pass than those of two without, from 29% fewer drafts.
+"""
 OWN_PIECE, CORPUS_PIECE = 2048, 256
 """Most tokens of prompts, and of a corpus, that one call of `propose` indexes: about 7 ms and 1 ms. Longer ones take several."""
 
@@ -102,7 +107,8 @@ class LookupDrafter:
 
     def _continue(self, text: Text, automaton: SuffixAutomaton, state: int, length: int, width: int) -> Draft:
         drafted = automaton.continuation(state, length, width, SHORTEST) if length >= SHORTEST else []
-        return Draft(tuple([token for token, _, _ in drafted]), text.confidence.of(drafted, text.from_corpus))
+        worth = likely(drafted, text.from_corpus, FLOOR)
+        return Draft(tuple([token for token, _, _ in worth]), text.confidence.of(worth, text.from_corpus))
 
 
 class NgramDrafter(LookupDrafter):
