@@ -15,6 +15,7 @@ from msgspec import structs
 from power_lab.engine.config import EngineConfig, Paths
 from power_lab.engine.engine import Engine
 from power_lab.engine.loader import LoadedDraft
+from power_lab.engine.memory import RESERVE
 from power_lab.engine.request import SamplingParams
 from power_lab.engine.scheduler import Limits
 from power_lab.engine.speculation.drafters import DraftAsk
@@ -29,6 +30,7 @@ from power_lab.kernels.table import select
 from tests import tiny, tiny_gguf
 from tests.engine.test_exactness import SAMPLING, prompt_of
 from tests.engine.tokenizer.toys import byte_level
+from tests.lagged import Lagged
 from tests.pairs import all_pairs
 
 TARGET = tiny.Shape()
@@ -266,8 +268,11 @@ def test_a_request_longer_than_the_pool_takes_nothing_from_others(numba_ops: Cal
     assert kept._caches[1].blocks and not kept._caches[2].blocks
 
 
-def test_a_launch_that_fails_costs_drafts_and_leaves_the_cursor_right(numba_ops: Callable[[int], Ops]) -> None:
-    lab = engine(numba_ops(2), draft=TARGET)
+@pytest.mark.parametrize("late", [False, True])
+def test_a_launch_that_fails_costs_drafts_and_leaves_the_cursor_right(
+    numba_ops: Callable[[int], Ops], behind: Callable[[Ops], Ops], late: bool
+) -> None:
+    lab = engine(behind(numba_ops(2)) if late else numba_ops(2), draft=TARGET)
     kept, launch, calls = drafter_of(lab), drafter_of(lab).runner.launch, 0
 
     def sometimes(*args: Any) -> Any:
@@ -388,6 +393,22 @@ def test_the_memory_plan_counts_it(numba_ops: Callable[[int], Ops]) -> None:
     both.close()
     assert both.memory() == with_ or both.memory().total == with_.total
     assert kept.runner.caches == ()
+
+
+def test_where_memory_is_finite_both_pools_fit_it(numba_ops: Callable[[int], Ops]) -> None:
+    class Finite(Lagged):
+        def free_bytes(self) -> int:
+            return 8 << 20
+
+    lab = engine(Finite(numba_ops(2)), device="cuda", kv_tokens=0, graph_mb=2, max_batch=64)
+    plan, kept = lab.memory(), drafter_of(lab)
+    pages = [tiny.loaded(shape, numba_ops(2)).model.page_bytes for shape in (TARGET, OTHER)]
+    assert plan.page_bytes == sum(pages) and kept.pool.total == plan.pages
+    room = (8 << 20) * (1 - RESERVE) - (2 << 20)
+    assert 0 <= room - plan.pool < plan.page_bytes, "all that fits, and no more"
+    assert lab._runner.graphs._budget + kept.runner.graphs._budget == 2 << 20
+    params = SamplingParams(max_tokens=30, speculate="draft-model", width=3, controller="fixed")
+    assert lab.submit([1, 2, 3], params).result().tokens == plain(numba_ops(2), [([1, 2, 3], params)])[0]
 
 
 def test_to_ask_for_it_without_one_is_refused_at_submit(numba_ops: Callable[[int], Ops]) -> None:
