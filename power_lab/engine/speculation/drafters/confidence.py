@@ -9,8 +9,8 @@ PRIOR = 4.0
 """Tokens that a prior counts for."""
 PRIORS: tuple[tuple[float, ...], ...] = (
     (0.20, 0.43, 0.50, 0.50, 0.50, 0.50, 0.50),
-    (0.35, 0.73, 0.85, 0.90, 0.96, 0.98, 0.98),
-    (0.10, 0.18, 0.20, 0.30, 0.35, 0.40, 0.40),
+    (0.30, 0.73, 0.85, 0.90, 0.96, 0.98, 0.98),
+    (0.18, 0.18, 0.20, 0.30, 0.35, 0.40, 0.40),
     (0.20, 0.47, 0.48, 0.78, 0.87, 0.95, 0.98),
 )
 """How often a continuation was right, by the bit length of its match: of own text where other tokens had followed such a match too, and
