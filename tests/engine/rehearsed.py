@@ -80,7 +80,7 @@ def run_requests(config: EngineConfig, kind: str, stored: str) -> None:
     running = Engine(config, loaded=loaded, threaded=False)
     options: list[dict[str, Any]] = [
         {}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 5}, {"temperature": 1.0, "repetition_penalty": 1.2},
-        {"logit_bias": {3: 1.0}}, *({"logprobs": top} for top in (0, 1, 7)), {"speculate": "ngram", "width": 5},
+        {"logit_bias": {3: 1.0}}, *({"logprobs": top} for top in (0, 1, 7)), {"speculate": "ngram", "width": 5, "controller": "fixed"},
     ]  # fmt: skip
     requests = [SamplingParams(max_tokens=12, ignore_eos=True, seed=1, **option) for option in options]
     for params in requests:

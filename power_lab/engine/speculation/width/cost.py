@@ -149,7 +149,6 @@ class CostController:
             else:
                 open_asks.append(ask)
         choices |= self._bound(open_asks, rows - len(open_asks), costs)
-        self._since[rows.bit_length()] += any(choice.drafts for choice in choices.values())
         return [choices[ask.request_id] for ask in asks]
 
     def keep(self, asks: Sequence[WidthAsk], other_rows: int, costs: Costs) -> list[Choice]:
@@ -168,6 +167,7 @@ class CostController:
                 why = found.why if drafts else f"the first draft survives with {values[0]:.2f}, which does not pay"
                 choices.append(Choice(drafts, f"{drafts}: {why}"))
             state.confidence = ask.confidence[:drafts]
+        self._since[(other_rows + len(asks)).bit_length()] += any(choice.drafts for choice in choices)
         return choices
 
     def observe(self, request_id: int, drafted: int, accepted: int, seconds: float) -> None:
