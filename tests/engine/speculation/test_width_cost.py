@@ -49,10 +49,22 @@ def test_it_looks_past_a_descent() -> None:
     assert best([[0.5**k for k in range(1, 8)]], 1, table, 0.0).drafts == (0,)
 
 
-def test_an_unmeasured_size_is_tried_at_the_price_of_the_next_smaller() -> None:
-    assert best([[0.9, 0.8]], 1, Table({1: 1.0, 2: 3.0}, {}), 0.0).drafts == (0,)
+def test_what_was_not_measured_is_guessed() -> None:
+    sure = [[0.9**k for k in range(1, 9)]]
+    assert best(sure, 1, Table({1: 1.0, 4: 2.0, 9: 9.0}, {}), 0.0).drafts == (7,), "a gap costs what is below it"
+    assert best([[0.9, 0.8]], 1, Table({1: 1.0, 2: 3.0}, {}), 0.0).drafts == (0,), "the line through 1 and 3 goes on"
     assert best([[0.9, 0.8]], 1, Table({1: 1.0, 2: 1.5}, {}), 0.0).drafts == (2,)
-    assert best([[0.9, 0.8]], 1, Table({}, {}), 0.0).drafts == (2,)
+    assert best([[0.9, 0.8]], 1, Table({2: 1.0}, {}), 0.0).drafts == (2,), "at the beginning, what is above"
+    assert best(sure, 1, Table({}, {}), 0.0).drafts == (8,), "tokens alone decide"
+
+
+def test_sizes_are_come_to_by_doubling() -> None:
+    sure, table = [[0.9**k for k in range(1, 16)]], Table({1: 1.0}, {})
+    tried = []
+    for _ in range(4):
+        tried.append(1 + best(sure, 1, table, 0.0).drafts[0])
+        table.steps[tried[-1]] = 1.0 + 0.001 * tried[-1]
+    assert tried == [2, 4, 8, 16]
 
 
 def test_the_more_likely_request_gets_the_drafts() -> None:

@@ -21,8 +21,8 @@ from power_lab.engine.speculation.width.survival import FADE, FADE_SHARED, Rate,
 MEASURED = 4  # steps without drafts that are run at most to learn what a number of rows costs
 STALE = 128  # steps with drafts after which one without is run, so that its cost is known as it is now
 FREE = 0.02  # share of a step's seconds below which drafting is taken to cost nothing
-PROBE = 2  # drafts of the first probe after a pause; doubled while all are accepted
-PAUSE, LONGEST = 4, 64  # rounds without drafts where they do not pay; doubled with each probe that failed
+PROBE = 1  # drafts of the first probe after a pause; doubled while all are accepted
+PAUSE, LONGEST = 4, 24  # rounds without drafts where they do not pay; doubled with each probe that failed
 
 
 @dataclass(slots=True)
@@ -76,34 +76,42 @@ def best(survival: Sequence[Sequence[float]], rows: int, costs: Costs, drafting:
     Args:
         survival: for each request that of its drafts, none greater than the one before.
         rows: of the step without drafts; each counts as a token, a prompt's too: it waits as long as the others.
-        costs: an unmeasured size is taken to cost what the next smaller one does, so it is tried where it would be best, and known then.
+        costs: of steps of any size; see `_estimates` for those that were not measured.
         drafting: seconds that are added to a step with any draft.
     """
     # Ties are broken by position first: a request's drafts stay in order.
     slots = sorted((-value, at, index) for index, values in enumerate(survival) for at, value in enumerate(values))
-    plain = _floor(rows, len(slots), costs)
-    least, tokens, count = plain, float(rows), 0
-    best_tokens, best_seconds = tokens, plain
-    for budget, (value, _, _) in enumerate(slots, 1):
+    seconds = _estimates([costs.step(rows + budget) for budget in range(len(slots) + 1)], rows)
+    tokens, count = float(rows), 0
+    best_tokens, best_seconds = tokens, seconds[0]
+    for budget, (value, _, _) in enumerate(slots[: len(seconds) - 1], 1):
         tokens -= value
-        known = costs.step(rows + budget)
-        least = max(least, known or 0.0)
-        seconds = (known or least) + drafting
-        if tokens * best_seconds > best_tokens * seconds:
-            count, best_tokens, best_seconds = budget, tokens, seconds
+        spent = seconds[budget] + drafting
+        if tokens * best_seconds > best_tokens * spent:
+            count, best_tokens, best_seconds = budget, tokens, spent
     drafts = [0] * len(survival)
     for _, _, index in slots[:count]:
         drafts[index] += 1
-    return Best(tuple(drafts), best_tokens, best_seconds, float(rows), plain)
+    return Best(tuple(drafts), best_tokens, best_seconds, float(rows), seconds[0])
 
 
-def _floor(rows: int, most: int, costs: Costs) -> float:
-    """Seconds of a step without drafts, or of the smallest that was measured, or 1 where none was: then tokens alone decide."""
-    for count in range(rows, rows + most + 1):
-        seconds = costs.step(count)
-        if seconds:
-            return seconds
-    return 1.0
+def _estimates(measured: Sequence[float | None], rows: int) -> list[float]:
+    """Seconds of steps of `rows` rows and more, one by one, as measured or guessed; of as many as may be tried.
+
+    A gap costs what the size below it does, so it is tried where it would be best, and known then; the beginning what the first above it
+    does. Beyond the last, the line through the last two goes on, up to twice the rows: what is far from all that was measured is come to
+    step by step. Where nothing was measured, all cost 1: tokens alone decide.
+    """
+    known = [(budget, seconds) for budget, seconds in enumerate(measured) if seconds]
+    if not known:
+        return [1.0] * len(measured)
+    last, (end, above) = known[-2:], known[-1]
+    slope = max(0.0, (above - last[0][1]) / (end - last[0][0])) if len(last) == 2 else 0.0
+    estimates, below = [], known[0][1]
+    for budget, seconds in enumerate(measured[: rows + 2 * end + 1]):
+        below = seconds or below
+        estimates.append(below if budget <= end else above + slope * (budget - end))
+    return estimates
 
 
 class CostController:
