@@ -43,7 +43,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         logprobs: None, or how many alternatives to report beside each token's log-probability (0..20).
         seed: noise key; None draws one when the request is submitted and records it.
         speculate: which drafter proposes tokens.
-        width: most tokens drafted a round (1..64).
+        width: most tokens drafted a round (1..64). Fewer cost less where `controller` is `fixed`; the others find out by themselves.
         controller: what chooses how many of these a round verifies. `cost`: as many as emit the most tokens a second, by what was
             accepted and what steps were measured to cost. `adaptive`: by this request's acceptance alone. `governor`: all or none,
             whichever was measured to be faster. `fixed`: always all. None of them changes a token.
@@ -63,7 +63,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     logprobs: int | None = None
     seed: int | None = None
     speculate: Drafting = "off"
-    width: int = 8
+    width: int = 15
     controller: Controlling = "cost"
 
     def __post_init__(self) -> None:

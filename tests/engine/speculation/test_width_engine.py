@@ -38,7 +38,7 @@ def test_each_round_tells_its_width_and_why(controller: str, numba_ops: Callable
         if round_.note == "no room: prompt or last token":
             assert (round_.width, round_.why) == (-1, "")
             continue
-        assert len(round_.drafted) <= round_.width <= 8
+        assert len(round_.drafted) <= round_.width <= PARAMS.width
         assert round_.why.startswith(f"{round_.width}: ")
         assert bool(round_.note) == (not round_.drafted)
     assert any(round_.drafted for round_ in rounds)
