@@ -212,22 +212,25 @@ class CostController:
     def _bound(self, asks: Sequence[WidthAsk], other_rows: int, costs: Costs) -> dict[int, Choice]:
         """Choices of the requests that neither pause nor are probed, by what is learnt of their drafts."""
         states = [self._states[ask.request_id] for ask in asks]
-        survival = [s.survival.learnt(self._shared[s.drafter], ask.most) for s, ask in zip(states, asks, strict=True)]
         drafting = self._drafting(states, costs)
+        dear = drafting > FREE * (costs.step(other_rows + len(asks)) or 0.0)
+        for state in states:
+            state.dear = dear
+        if not dear and all(state.opinion for state in states):
+            why = "asking costs nothing, and the drafts say how sure they are"
+            return {ask.request_id: self._give(ask, ask.most, f"{ask.most}: {why}") for ask in asks}
+        survival = [s.survival.learnt(self._shared[s.drafter], ask.most) for s, ask in zip(states, asks, strict=True)]
         found = best(survival, other_rows + len(asks), costs, drafting)
-        dear = drafting > FREE * found.plain_seconds
         choices = {}
         for ask, state, values, drafts in zip(asks, states, survival, found.drafts, strict=True):
-            state.dear = dear
-            if state.opinion and not dear:
-                why = f"{ask.most}: asking costs nothing, and the drafts say how sure they are"
-                choice = self._give(ask, ask.most, why)
-            elif drafts:  # one more than pays as far as is known, so that the width can grow
+            if drafts or (
+                state.opinion and not dear
+            ):  # one more than pays as far as is known, so that the width can grow
                 drafts = min(ask.most, drafts + 1) if dear else ask.most
                 choice = self._give(ask, drafts, f"{drafts}: {found.why}")
             elif not state.tried:
                 state.probe = PROBE
-                choice = self._give(ask, min(ask.most, PROBE), f"{min(ask.most, PROBE)}: a first probe")
+                choice = self._give(ask, PROBE, f"{PROBE}: a first probe")
             else:
                 self._rest(state)
                 dearly = f" and costs {1e3 * drafting:.2f} ms to make" if dear else ""

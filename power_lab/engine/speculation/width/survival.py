@@ -68,7 +68,7 @@ class Calibration:
         return self._bin(confidence).mean(prior)
 
     def _bin(self, confidence: float) -> Rate:
-        return self._bins[min(BINS - 1, max(0, int(confidence * BINS)))]
+        return self._bins[min(BINS - 1, int(confidence * BINS))]
 
 
 class Survival:
