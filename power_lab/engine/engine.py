@@ -253,8 +253,10 @@ class Engine:
             return self._totals.status(self._scheduler, self._clock())
 
     def drop_prefixes(self) -> int:
-        """Forget all cached blocks, for cold measurements. Returns how many there were."""
+        """Forget all cached blocks, and what speculation has kept of requests that are over, for cold measurements. Returns how many blocks
+        there were."""
         with self._lock:
+            self._proposer.forget()
             return self._scheduler.pool.drop_cached()
 
     def check(self) -> None:

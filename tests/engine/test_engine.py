@@ -329,3 +329,21 @@ def test_a_step_that_cannot_follow_is_told_in_its_turn(
     monkeypatch.undo()
     engine.check()
     assert engine.generate(prompt_of(1, 40), params).tokens == want.tokens
+
+
+def test_nothing_of_earlier_requests_is_left_when_prefixes_are_dropped(numba_ops: Callable[[int], Ops]) -> None:
+    engine = tiny.engine(tiny.Shape(layers=1), numba_ops(1), kv_tokens=2048)
+    params = SamplingParams(max_tokens=60, ignore_eos=True, speculate="ngram", width=4, controller="fixed")
+    prompts = prompt_of(1, 30), prompt_of(2, 30)
+
+    def drafted(prompt: list[int]) -> list[tuple[int, ...]]:
+        return [round_.drafted for round_ in engine.generate(prompt, params).rounds]
+
+    cold = [drafted(prompt) for prompt in prompts]
+    assert drafted(prompts[0]) != cold[0], "its own earlier answer is quoted"
+    running = engine.submit(prompts[1], params)
+    engine.step()
+    engine.drop_prefixes()  # one that is running goes on undisturbed
+    assert running.result().finish == "length"
+    engine.drop_prefixes()
+    assert drafted(prompts[0]) == cold[0]

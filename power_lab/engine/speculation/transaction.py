@@ -164,6 +164,14 @@ class Proposer:
             with suppress(Exception):  # a drafter is never worth a request
                 teller.end(request.id)
 
+    def forget(self) -> None:
+        """Forget what drafters and controllers that serve no request now have kept of earlier ones."""
+        drafters, controllers = (
+            {id(getattr(one, part)) for one in self._of.values()} for part in ("drafter", "controller")
+        )
+        self._drafters = {name: drafter for name, drafter in self._drafters.items() if id(drafter) in drafters}
+        self._controllers = {name: one for name, one in self._controllers.items() if id(one) in controllers}
+
     def _round(
         self, controller: Controller, asked: Sequence[tuple[_Speculating, WidthAsk]], rows: dict[int, int]
     ) -> dict[int, Proposal]:
