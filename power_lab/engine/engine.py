@@ -320,11 +320,14 @@ class Engine:
         with self._critical():
             if expire:
                 self._expire()
-            proposals = {} if self._flights else self._propose()
+            ahead = bool(self._flights)
+            proposals = {} if ahead else self._propose()
             plan = self._scheduler.plan()
             if plan is None:
                 return False
             lives = [self._live[span.request_id] for span in plan.spans]
+            if ahead:
+                proposals = self._proposer.rest([live.request for live in lives])
             flight = Flight(plan, lives, proposals, views.load_of(self._scheduler), self._clock())
             self._flights.append(flight)
         for live in lives:

@@ -130,6 +130,7 @@ class Request:
         hashes: chained digests of the full blocks of `tokens`, as far as computed.
         cached: tokens that came from the prefix cache at the first admission.
         drafts: proposed for the next step, not yet verified.
+        resting: rounds to come for which no drafts will be proposed, though it speculates.
         cancelled: set from outside, honoured at the next step boundary.
     """
 
@@ -146,6 +147,7 @@ class Request:
     hashes: list[bytes] = field(default_factory=list)
     cached: int = 0
     drafts: tuple[int, ...] = ()
+    resting: int = 0
     preemptions: int = 0
     cancelled: bool = False
     finish: Finish | None = None
@@ -163,7 +165,7 @@ class Request:
     @property
     def foreseeable(self) -> bool:
         """Whether its next step can be planned and launched before its last token is known on the host."""
-        return self.params.speculate == "off" and not self.penalised
+        return (self.params.speculate == "off" or self.resting > 0) and not self.penalised
 
     @property
     def output(self) -> list[int]:

@@ -11,11 +11,12 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import pytest
 
+from bench.measure import Wrong
 from power_lab.engine.config import EngineConfig
 from power_lab.engine.engine import Engine
 from power_lab.engine.plan import StepPlan
 from power_lab.engine.request import Request, SamplingParams
-from power_lab.engine.runner import Launched
+from power_lab.engine.runner import Launched, Sampled
 from power_lab.engine.trace import RunRecord
 from power_lab.errors import CapacityError, ConfigError, EngineClosed, PowerLabError, QueueFull
 from power_lab.kernels.ops import Ops
@@ -347,3 +348,27 @@ def test_nothing_of_earlier_requests_is_left_when_prefixes_are_dropped(numba_ops
     assert running.result().finish == "length"
     engine.drop_prefixes()
     assert drafted(prompts[0]) == cold[0]
+
+
+def test_steps_of_a_request_whose_drafts_rest_overlap(
+    numba_ops: Callable[[int], Ops], behind: Callable[[Ops], Ops], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where drafts do not pay, decoding goes as fast as without a drafter."""
+    params = SamplingParams(max_tokens=150, ignore_eos=True, speculate="ngram", width=8)
+    want = tiny.engine(tiny.Shape(layers=1), numba_ops(1), kv_tokens=1024).generate(prompt_of(1, 40), params)
+    engine = tiny.engine(tiny.Shape(layers=1), behind(numba_ops(1)), kv_tokens=1024)
+    engine._proposer._make = lambda _: Wrong(250)
+    flights: list[int] = []
+    collect = engine._runner.collect
+
+    def counted(launched: Launched, requests: Mapping[int, Request]) -> Sampled:
+        flights.append(len(engine._flights))
+        return collect(launched, requests)
+
+    monkeypatch.setattr(engine._runner, "collect", counted)
+    record = engine.generate(prompt_of(1, 40), params)
+    assert record.tokens == want.tokens
+    assert flights.count(2) > len(flights) / 2
+    drafted = [len(round_.drafted) for round_ in record.rounds[1:]]
+    assert any(drafted[30:]), "and it is tried again"
+    engine.check()

@@ -136,10 +136,22 @@ class Proposer:
                 proposals[request.id] = Proposal(one.broken)
             elif rooms[request.id] < 1:
                 proposals[request.id] = Proposal("no room: prompt or last token")
+            elif request.resting:
+                proposals |= self.rest([request])
             else:
                 asks.setdefault(one.controller, []).append((one, WidthAsk(request.id, rooms[request.id])))
         for controller, asked in asks.items():
             proposals |= self._round(controller, asked, rows)
+        return proposals
+
+    def rest(self, requests: Sequence[Request]) -> dict[int, Proposal]:
+        """A round without drafts for those that rest, as it was decided before."""
+        proposals = {}
+        for request in requests:
+            if request.resting:
+                request.resting -= 1
+                why = f"0: drafts did not pay, {request.resting} rounds more without"
+                proposals[request.id] = Proposal(why, 0.0, 0, why)
         return proposals
 
     def commit(self, request: Request, emitted: Sequence[int]) -> None:
@@ -189,6 +201,7 @@ class Proposer:
         wants: dict[Drafter, list[tuple[_Speculating, DraftAsk]]] = {}
         for (one, ask), choice in zip(asked, choices, strict=True):
             proposals[ask.request_id] = Proposal(choice.why, 0.0, choice.drafts, choice.why)
+            one.request.resting = 0 if choice.drafts else choice.rest
             if choice.drafts:
                 wants.setdefault(one.drafter, []).append(
                     (one, DraftAsk(ask.request_id, one.request.tokens, choice.drafts, one.request.params))

@@ -80,11 +80,15 @@ class Play:
         self.controller = controller or CostController()
         self.controller.begin(1, "mtp")
         self.why = ""
+        self.rest = 0  # rounds for which it is not asked
 
     def round(self, accepted: int, drafted: int = 8, confidence: tuple[float, ...] = ()) -> tuple[int, int]:
         """What the drafter was asked for and what was verified; `accepted` at most of it."""
+        if self.rest:
+            self.rest -= 1
+            return 0, 0
         asked = self.controller.ask([WidthAsk(1, 8)], 0, self.table)[0]
-        self.why, kept = asked.why, 0
+        self.why, kept, self.rest = asked.why, 0, asked.rest
         if count := min(asked.drafts, drafted):
             choice = self.controller.keep([WidthAsk(1, count, confidence[:count])], 0, self.table)[0]
             self.why, kept = choice.why, choice.drafts

@@ -24,10 +24,12 @@ class WidthAsk:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """drafts: at most so many. why: one clause for the trace."""
+    """drafts: at most so many. why: one clause for the trace. rest: rounds after this one that have none either, whatever they bring: their
+    steps can begin before the step ahead has ended, and the controller is not asked."""
 
     drafts: int
     why: str
+    rest: int = 0
 
 
 class Costs(Protocol):

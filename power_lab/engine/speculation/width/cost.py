@@ -31,7 +31,7 @@ class _State:
 
     Attributes:
         survival: of its drafts. answered: how often its drafter had some.
-        pause: rounds without drafts to go; next_pause: of the one after.
+        pause: rounds without drafts that are due; next_pause: of the one after.
         probe: drafts of the probe that is due, or 0. tried: whether any of its drafts were verified.
         asked: how many its drafter was asked for this round; confidence: of the drafts that are kept.
         dear: whether its drafter's time counted when it was last asked. opinion: whether its drafts say how sure they are.
@@ -147,10 +147,10 @@ class CostController:
         for ask in asks:
             state = self._states[ask.request_id]
             if state.pause:
-                state.pause -= 1
-                state.probe = 0 if state.pause else PROBE
-                why = f"0: drafts did not pay, {state.pause} rounds more without"
-                choices[ask.request_id] = self._give(ask, 0, why)
+                rest = state.pause - 1
+                state.pause, state.probe = 0, PROBE
+                why = f"0: drafts did not pay, {rest} rounds more without"
+                choices[ask.request_id] = self._give(ask, 0, why, rest)
             elif state.probe:
                 drafts = min(ask.most, state.probe)
                 choices[ask.request_id] = self._give(ask, drafts, f"{drafts}: a probe")
@@ -235,7 +235,8 @@ class CostController:
                 self._rest(state)
                 dearly = f" and costs {1e3 * drafting:.2f} ms to make" if dear else ""
                 why = f"0: the first draft survives with {values[0]:.2f}{dearly}, which does not pay"
-                choice = self._give(ask, 0, f"{why}; {state.pause} rounds without")
+                rest, state.pause, state.probe = state.pause, 0, PROBE
+                choice = self._give(ask, 0, f"{why}; {rest} rounds more without", rest)
             choices[ask.request_id] = choice
         return choices
 
@@ -254,9 +255,9 @@ class CostController:
             return state.survival.calibrated(shared, ask.confidence)
         return state.survival.learnt(shared, ask.most)
 
-    def _give(self, ask: WidthAsk, drafts: int, why: str) -> Choice:
+    def _give(self, ask: WidthAsk, drafts: int, why: str, rest: int = 0) -> Choice:
         self._states[ask.request_id].asked = drafts
-        return Choice(drafts, why)
+        return Choice(drafts, why, rest)
 
     def _refuse(self, state: _State) -> None:
         """A round's drafts are not worth verifying: so many in a row, and some are probed nevertheless; what was learnt may not hold."""
