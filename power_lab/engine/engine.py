@@ -291,17 +291,20 @@ class Engine:
             assert flight.launched is not None, "what could not be launched is not in flight"
             sampled = self._runner.collect(flight.launched, flight.requests)
             verdicts = verify(flight.plan, flight.lives, sampled.tokens, self._scheduler.awaited(flight.plan))
-            with self._critical():
-                start = self._clock()
-                ended = self._scheduler.commit(flight.plan, [verdict and verdict[0] for verdict in verdicts])
-                committed = self._flights.popleft()
-                self._tell_speculation(flight, verdicts)
-                spent = self._clock() - start
-            if self._overlap and not self._flights:  # what could not be foreseen begins before anybody is told
-                self._launch_behind()
-            with self._critical():
-                self._publish(flight, sampled, verdicts, spent, ended)
-                self._drop_idle_flight()
+            with uninterrupted():  # what is committed is published, whatever comes between
+                with self._critical():
+                    start = self._clock()
+                    ended = self._scheduler.commit(flight.plan, [verdict and verdict[0] for verdict in verdicts])
+                    committed = self._flights.popleft()
+                    self._tell_speculation(flight, verdicts)
+                    spent = self._clock() - start
+                # What could not be foreseen begins before anybody is told.
+                stopped = self._launch_behind() if self._overlap and not self._flights else None
+                with self._critical():
+                    self._publish(flight, sampled, verdicts, spent, ended)
+                    self._drop_idle_flight()
+            if stopped is not None:
+                raise stopped
         except BaseException as error:
             with self._critical():
                 failed = committed or (self._flights[0] if self._flights else None)
@@ -345,13 +348,16 @@ class Engine:
                     raise
                 self._scheduler.abort(self._flights.pop().plan)
 
-    def _launch_behind(self) -> None:
-        """Begin a step before the one that is committed is published. What keeps it from beginning is told in its turn."""
+    def _launch_behind(self) -> BaseException | None:
+        """Begin a step before the one that is committed is published. An error that keeps it from beginning is told in its turn; what is
+        no error, but an interrupt, is returned."""
         try:
             self._launch(expire=False)
-        except Exception:  # noqa: BLE001
+        except BaseException as error:  # noqa: BLE001
             with self._critical():
                 self._abort_flights()
+            return None if isinstance(error, Exception) else error
+        return None
 
     def _abort_flights(self) -> None:
         while self._flights:

@@ -372,3 +372,32 @@ def test_steps_of_a_request_whose_drafts_rest_overlap(
     drafted = [len(round_.drafted) for round_ in record.rounds[1:]]
     assert any(drafted[30:]), "and it is tried again"
     engine.check()
+
+
+def test_an_interrupt_between_a_commit_and_the_next_step_loses_nothing(
+    numba_ops: Callable[[int], Ops], behind: Callable[[Ops], Ops], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = SamplingParams(max_tokens=30, ignore_eos=True, speculate="ngram", width=3, controller="fixed")
+    want = tiny.engine(tiny.Shape(layers=1), numba_ops(1), kv_tokens=1024).generate(prompt_of(1, 40), params)
+    engine = tiny.engine(tiny.Shape(layers=1), behind(numba_ops(1)), kv_tokens=1024)
+    launch, calls = engine._runner.launch, 0
+
+    def interrupted(plan: StepPlan, requests: Mapping[int, Request]) -> Launched:
+        nonlocal calls
+        calls += 1
+        if calls % 3 == 0:
+            raise KeyboardInterrupt
+        return launch(plan, requests)
+
+    monkeypatch.setattr(engine._runner, "launch", interrupted)
+    ticket, interrupts = engine.submit(prompt_of(1, 40), params), 0
+    while not ticket._live.done.is_set():
+        try:
+            engine.step()
+        except KeyboardInterrupt:
+            interrupts += 1
+        engine.check()
+    record = ticket.result()
+    assert interrupts > 3 and record.finish == "length"
+    assert record.tokens == want.tokens and record.text == want.text
+    assert [round_.emitted for round_ in record.rounds] == [round_.emitted for round_ in want.rounds]
