@@ -8,13 +8,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 
 import msgspec
 import psutil
 
-from power_lab.engine import hostprofile, intake, memory, prefix, views
-from power_lab.engine.blocks import BlockPool
+from power_lab.engine import hostprofile, intake, prefix, views
+from power_lab.engine.assembly import assemble
 from power_lab.engine.chat import NextPrompt, Turn, next_prompt
 from power_lab.engine.config import EngineConfig, Paths
 from power_lab.engine.flight import Flight
@@ -27,13 +26,10 @@ from power_lab.engine.plan import StepPlan
 from power_lab.engine.planner import BucketPlan, plan_buckets
 from power_lab.engine.report import Decision, EngineStatus, MemoryPlan
 from power_lab.engine.request import Finish, Prompt, Request, SamplingParams
-from power_lab.engine.runner import Observer, Runner, Sampled, Sizes
-from power_lab.engine.scheduler import Limits, Outcome, Scheduler
+from power_lab.engine.runner import Observer, Sampled
+from power_lab.engine.scheduler import Outcome
 from power_lab.engine.shapes import ShapeStats
-from power_lab.engine.speculation.drafters import make as make_drafter
-from power_lab.engine.speculation.drafters.model import ModelDrafter
-from power_lab.engine.speculation.transaction import Proposal, Proposer
-from power_lab.engine.speculation.width.costs import MeasuredCosts
+from power_lab.engine.speculation.transaction import Proposal
 from power_lab.engine.ticket import Ticket
 from power_lab.engine.trace import BlockState, EngineFacts, OnDelta, OnDone, RunRecord
 from power_lab.errors import EngineClosed, PowerLabError, StepFailed
@@ -80,41 +76,10 @@ class Engine:
         self._inside: int | None = None  # the thread that moves state and calls callers' functions
         self._live: dict[int, Live] = {}
         self._next_id = 0
-        limits = Limits.of(self.config)
-        longest = min(self._loaded.context, self.config.context or self._loaded.context)
-        graphs = self.config.graph_mb > 0
-        budget, draft_budget = memory.graph_budgets(self.config, self._loaded.draft is not None)
-        self._runner = Runner(
-            self._loaded.model,
-            Sizes(limits.step_tokens, limits.sampled_rows, limits.max_batch, longest),
-            clock=clock,
-            graph_bytes=budget,
-            graphs=graphs,
-            observer=observer,
-        )
-        self._draft: ModelDrafter | None = None
-        if self._loaded.draft is not None:  # before anything is captured: both runners' scratch is one
-            model = self._loaded.draft.model
-            self._draft = ModelDrafter(model, limits, longest, clock=clock, graph_bytes=draft_budget, graphs=graphs)
-        runners = [self._runner, *([self._draft.runner] if self._draft is not None else [])]
-        page_bytes = sum(runner.model.page_bytes for runner in runners)
-        self._pool = memory.plan(self.config, longest, page_bytes, self._runner.ops.free_bytes())
+        parts = assemble(self.config, self._loaded, clock, observer)
+        self._runner, self._draft, self._pool = parts.runner, parts.draft, parts.pool
+        self._scheduler, self._costs, self._proposer = parts.scheduler, parts.costs, parts.proposer
         self.context = self._pool.context
-        self._runner.make_pool(self._pool.pages)
-        if self._draft is not None:
-            self._draft.make_pool(self._pool.pages)
-        root = partial(prefix.model_root, self.facts)
-        self._scheduler = Scheduler(BlockPool(self._pool.pages), limits, root, reuse=self.config.prefix_cache)
-        make = partial(make_drafter, draft_model=self._draft)
-        self._costs = MeasuredCosts(self._runner.ops.row_buckets if graphs else ())
-        self._proposer = Proposer(
-            make,
-            clock,
-            self.facts.vocab,
-            step_rows=limits.step_tokens,
-            costs=self._costs,
-            on_draft=self._costs.add_draft,
-        )
         self._overlap = self.config.overlap and self._runner.ops.asynchronous
         self._flights: deque[Flight] = deque()  # at most two: one to collect, one behind it
         self._committed = self._published = 0.0  # when the last step was
