@@ -82,7 +82,7 @@ class Engine:
         self.context = self._pool.context
         self._overlap = self.config.overlap and self._runner.ops.asynchronous
         self._flights: deque[Flight] = deque()  # at most two: one to collect, one behind it
-        self._committed = self._published = 0.0  # when the last step was
+        self._committed = 0.0  # when the last step was
         self._host: tuple[Change, ...] = ()
         self._memory: MemoryPlan | None = None
         self._totals = views.Totals()
@@ -261,12 +261,13 @@ class Engine:
                     start = self._clock()
                     ended = self._scheduler.commit(flight.plan, [verdict and verdict[0] for verdict in verdicts])
                     committed = self._flights.popleft()
-                    self._tell_speculation(flight, verdicts)
+                    wall = self._took(flight)
+                    self._tell_speculation(flight, verdicts, wall)
                     spent = self._clock() - start
                 # What could not be foreseen begins before anybody is told.
                 stopped = self._launch_behind() if self._overlap and not self._flights else None
                 with self._critical():
-                    self._publish(flight, sampled, verdicts, spent, ended)
+                    self._publish(flight, sampled, verdicts, (spent, wall), ended)
                     self._drop_idle_flight()
             if stopped is not None:
                 raise stopped
@@ -412,11 +413,15 @@ class Engine:
         running = self._scheduler.running
         return self._proposer.propose({r.id: self._scheduler.draft_room(r) for r in running}, running)
 
-    def _tell_speculation(self, flight: Flight, verdicts: list[tuple[Outcome, Verdict] | None]) -> None:
-        """After a commit: drafters learn what was said, controllers what it cost."""
+    def _took(self, flight: Flight) -> float:
+        """Seconds of a step that is committed now: one that ran behind another began with that one's end."""
         now = self._clock()
-        seconds = now - max(flight.begun, self._committed)  # a step that ran behind another began with that one's end
+        seconds = now - max(flight.begun, self._committed)
         self._committed = now
+        return seconds
+
+    def _tell_speculation(self, flight: Flight, verdicts: list[tuple[Outcome, Verdict] | None], seconds: float) -> None:
+        """After a commit: drafters learn what was said, controllers what it cost."""
         drafting = sum(proposal.seconds for proposal in flight.proposals.values())
         assert flight.launched is not None
         self._costs.add_step(flight.launched.shape, flight.launched.shape.rows, seconds)
@@ -433,14 +438,12 @@ class Engine:
         flight: Flight,
         sampled: Sampled,
         verdicts: list[tuple[Outcome, Verdict] | None],
-        commit_s: float,
+        seconds: tuple[float, float],
         ended: list[Request],
     ) -> None:
-        """After a commit: traces, streams, records."""
-        now = self._clock()
+        """After a commit: traces, streams, records. seconds: of the commit, of the step."""
+        now, (commit_s, wall) = self._clock(), seconds
         self._totals.count(flight.plan, [verdict[0] for verdict in verdicts if verdict is not None], now)
-        wall = now - max(flight.begun, self._published)  # a step that ran behind another began with that one's end
-        self._published = now
         times = (sampled.forward_s, sampled.sample_s, commit_s)
         for live, (_, verdict), round_, step in flight.events(sampled, verdicts, times, wall, now):
             live.accept(verdict, round_, step, now)

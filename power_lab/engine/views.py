@@ -99,9 +99,6 @@ def round_of(
     if not outcome.emitted:
         return None
     drafted = span.tokens[span.rows - span.drafts :]
-    note = proposal.note if proposal is not None else ""
-    if proposal is not None and not drafted and not note:
-        note = "drafts dropped: no rows or blocks left in this step"
     return Round(
         step=shared.step,
         start=span.start + span.rows - span.drafts,
@@ -116,7 +113,7 @@ def round_of(
         commit_s=shared.times[2],
         at=at,
         logprobs=tuple(logprobs),
-        note=note,
+        note=proposal.told(drafted) if proposal is not None else "",
         width=proposal.width if proposal is not None else -1,
         why=proposal.why if proposal is not None else "",
     )

@@ -18,7 +18,7 @@ from power_lab.engine.config import EngineConfig
 from power_lab.engine.request import Finish, Request, SamplingParams
 from power_lab.engine.scheduler import Limits, Outcome, Scheduler, blocks_for
 from power_lab.engine.speculation.drafters import DraftAsk, make, suffix
-from power_lab.engine.speculation.transaction import Proposal, Proposer, match
+from power_lab.engine.speculation.transaction import Proposer, match
 from power_lab.engine.speculation.width import Costs
 from power_lab.engine.trace import RunRecord
 from power_lab.errors import ReplayRefused
@@ -201,7 +201,7 @@ class _Replay:
             asked=self._asked[1],
             draft_s=draft_s,
             step_s=step_s,
-            note=_note(proposal, drafted),
+            note=proposal.told(drafted) if proposal is not None else "",
             width=proposal.width if proposal is not None else -1,
             why=proposal.why if proposal is not None else "",
         )
@@ -235,9 +235,3 @@ class _Replay:
     def _step_s(self, rows: int, *, first: bool) -> float:
         known = self._first_s if first else self._costs.step(rows)
         return NAN if known is None else known
-
-
-def _note(proposal: Proposal | None, drafted: tuple[int, ...]) -> str:
-    if proposal is None or drafted:
-        return ""
-    return proposal.note or "drafts dropped: no rows or blocks left in this step"

@@ -60,6 +60,12 @@ class Proposal:
     width: int = -1
     why: str = ""
 
+    def told(self, drafted: Sequence[int]) -> str:
+        """The note of a round that verified these drafts: why there are none."""
+        if drafted:
+            return ""
+        return self.note or "drafts dropped: no rows or blocks left in this step"
+
 
 class _Speculating:
     """One speculating request: its drafter and controller, and what broke first, after which it drafts no more."""
@@ -150,7 +156,7 @@ class Proposer:
         for request in requests:
             if request.resting:
                 request.resting -= 1
-                why = f"0: drafts did not pay, {request.resting} rounds more without"
+                why = f"0: at rest, {request.resting} rounds more without"
                 proposals[request.id] = Proposal(why, 0.0, 0, why)
         return proposals
 

@@ -56,10 +56,8 @@ class Confidence:
             continuation: the draft.
             from_corpus: whether that was in other requests' tokens.
         """
-        first = 2 * CLASSES * from_corpus - 1
         self._draft = [
-            (token, first + min(length.bit_length(), CLASSES) + CLASSES * agreed)
-            for token, length, agreed in continuation
+            (token, CLASSES * (2 * from_corpus + agreed) + _class(length)) for token, length, agreed in continuation
         ]
         return tuple([self._right[kind] / self._seen[kind] for _, kind in self._draft])
 
