@@ -17,6 +17,7 @@ from power_lab.engine.engine import Engine
 from power_lab.engine.plan import StepPlan
 from power_lab.engine.request import Request, SamplingParams
 from power_lab.engine.runner import Launched, Sampled
+from power_lab.engine.speculation.recorded import RecordedCosts
 from power_lab.engine.trace import RunRecord
 from power_lab.errors import CapacityError, ConfigError, EngineClosed, PowerLabError, QueueFull
 from power_lab.kernels.ops import Ops
@@ -310,7 +311,7 @@ def test_a_step_that_cannot_follow_is_told_in_its_turn(
 ) -> None:
     """What was committed before it is published all the same."""
     engine = tiny.engine(tiny.Shape(layers=1), behind(numba_ops(1)), kv_tokens=1024)
-    params = SamplingParams(max_tokens=20, ignore_eos=True, speculate="ngram", width=3)
+    params = SamplingParams(max_tokens=20, ignore_eos=True, speculate="ngram", width=3, controller="fixed")
     want = engine.generate(prompt_of(1, 40), params)
     owner = engine._scheduler if fault == "plan" else engine._runner
     real, calls = getattr(owner, fault), 0
@@ -358,6 +359,9 @@ def test_steps_of_a_request_whose_drafts_rest_overlap(
     want = tiny.engine(tiny.Shape(layers=1), numba_ops(1), kv_tokens=1024).generate(prompt_of(1, 40), params)
     engine = tiny.engine(tiny.Shape(layers=1), behind(numba_ops(1)), kv_tokens=1024)
     engine._proposer._make = lambda _: Wrong(250)
+    engine._proposer._costs = RecordedCosts(
+        {rows: 1e-3 * (1 + 0.3 * rows) for rows in range(1, 20)}, {}
+    )  # no clock decides
     flights: list[int] = []
     collect = engine._runner.collect
 
