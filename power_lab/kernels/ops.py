@@ -334,6 +334,48 @@ class Ops(Protocol):
         """x = cap * tanh(x / cap), in place. x f32 [R, D]."""
         ...
 
+    def tap(
+        self,
+        x: Array,
+        delta: Array | None,
+        post: Array | None,
+        eps: float,
+        out: Array,
+        column: int,
+        slots: Array | None,
+    ) -> None:
+        """out[slots[r], column : column + D] = x[r], or x[r] + delta[r], or x[r] + rms_norm(delta[r], post), with the bits that
+        `add_rms_norm` gives x.
+
+        x, delta f32 [R, D] are only read; post f32 [D]; out `activation` [any, W]; slots int64 [R], each in one row only. Without
+        `slots`, row r goes to row r. A row whose slot is not in `out` goes nowhere.
+        """
+        ...
+
+    def take(self, table: Array, index: Array, out: Array) -> None:
+        """out[r] = table[index[r]], zeros where index[r] < 0, NaN where it is beyond the table.
+
+        table `activation` [any, W], index int64 [R], out `activation` [R, W].
+        """
+        ...
+
+    def scatter_columns(self, values: Array, ids: Array, out: Array) -> None:
+        """out[r, ids[n]] = values[r, n], and -inf in the columns that `ids` does not name.
+
+        values f32 [R, N], ids int32 [N], ascending, each once, out f32 [R, V].
+        """
+        ...
+
+    def dynamic_conv(self, x: Array, coef: Array, base: Array, side: int, previous: Array, out: Array) -> None:
+        """Grouped dynamic depthwise convolution over the rows of a block (DFlash2).
+
+        out[r, c] = sum over t of (base[side, t, c] + coef[r, side, t, c // (D / G)]) * x[r_t, c], in the order of t, with r_0 = r and
+        r_(t + 1) = previous[r_t]. previous int32 [R]: the row before each row in its block, -1 at its start, where the sum ends.
+        x and out [R, D], each f32 or `activation`, not the same array; coef f32 [R, 2 * taps * G], as a projection gives it;
+        base f32 [2, taps, D]; side 0 or 1.
+        """
+        ...
+
     def sample(self, logits: Array, rows: SampleRows, tokens: Array, draw: Draw = "limited") -> None:
         """Draw one token per row: penalties, bias, temperature, top-k, top-p, min-p, then Gumbel-max with counter noise.
 

@@ -147,3 +147,30 @@ def sample(z: Tensor, temperature: float, top_k: int, top_p: float, min_p: float
 
 def logprobs(logits: Tensor) -> Tensor:
     return torch.log_softmax(logits.double(), dim=-1)
+
+
+def take(table: Tensor, index: Tensor) -> Tensor:
+    """Rows of table [any, W]; zeros where the index [R] is negative."""
+    return torch.where(index[:, None] < 0, torch.zeros((), dtype=table.dtype), table[index.clamp(min=0)])
+
+
+def scatter_columns(values: Tensor, ids: Tensor, width: int) -> Tensor:
+    """values [R, N] in the columns `ids` of [R, width], -inf in the others."""
+    out = torch.full((len(values), width), -torch.inf, dtype=values.dtype)
+    out[:, ids.long()] = values
+    return out
+
+
+def dynamic_conv(x: Tensor, coef: Tensor, base: Tensor, side: int, previous: list[int]) -> Tensor:
+    """x [R, D], coef [R, 2 * taps * G], base [2, taps, D], the row before each row in its block or -1 -> f64 [R, D]."""
+    (rows, width), taps = x.shape, base.shape[1]
+    factors = coef.double().view(rows, 2, taps, -1)[:, side]
+    factors = factors.repeat_interleave(width // factors.shape[-1], dim=-1) + base[side].double()
+    out = torch.zeros(rows, width, dtype=torch.float64)
+    for row in range(rows):
+        source = row
+        for tap in range(taps):
+            if source >= 0:
+                out[row] += factors[row, tap] * x[source].double()
+                source = previous[source]
+    return out

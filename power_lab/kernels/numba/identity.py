@@ -8,7 +8,7 @@ from pathlib import Path
 import llvmlite
 import numba
 
-from power_lab.kernels.numba import attention, linear, machine, norm, rope, tiles
+from power_lab.kernels.numba import attention, conv, linear, machine, norm, rope, tiles
 
 DOMAIN = b"power-lab/arithmetic/numba/1"
 
@@ -39,6 +39,7 @@ def digest() -> str:
         norm.PLAN,
         rope.PLAN,
         attention.PLAN,
+        conv.PLAN,
     ]
     for path in sources():
         parts += [path.relative_to(Path(__file__).parents[1]).as_posix(), hashlib.sha256(path.read_bytes()).hexdigest()]

@@ -12,7 +12,19 @@ from typing import Any
 import numpy as np
 
 from power_lab.errors import ModelFileError
-from power_lab.kernels.numba import attention, catalogue, embed, identity, linear, logprobs, norm, rows, sample
+from power_lab.kernels.numba import (
+    attention,
+    catalogue,
+    conv,
+    embed,
+    identity,
+    linear,
+    logprobs,
+    moves,
+    norm,
+    rows,
+    sample,
+)
 from power_lab.kernels.numba import rope as rope_kernels
 from power_lab.kernels.numba.program import Job, Program, address, words
 from power_lab.kernels.numba.team import PITCH, SCRATCH, Team, run
@@ -260,6 +272,49 @@ class NumbaOps:
 
     def softcap(self, x: Array, cap: float) -> None:
         self._do(attention.softcap_job(x, cap), x)
+
+    def tap(
+        self,
+        x: Array,
+        delta: Array | None,
+        post: Array | None,
+        eps: float,
+        out: Array,
+        column: int,
+        slots: Array | None,
+    ) -> None:
+        if not 0 <= column <= out.shape[1] - x.shape[1]:
+            raise ValueError(f"{x.shape[1]} columns from {column} on are not in {out.shape[1]}")
+        for given, shape, what in (
+            (delta, x.shape, "is added"),
+            (post, x.shape[1:], "norms it"),
+            (slots, x.shape[:1], "places rows"),
+        ):
+            if given is not None:
+                _same(given.shape, shape, f"shape of what {what}")
+        if slots is None and len(out) < len(x):
+            raise ValueError(f"{len(x)} rows have no place in {len(out)}")
+        self._reserve(x.shape[1])
+        self._do(moves.tap_job(x, delta, post, eps, out, column, slots), x, delta, post, out, slots)
+
+    def take(self, table: Array, index: Array, out: Array) -> None:
+        _same(out.shape, (*index.shape, table.shape[1]), "shape of the result")
+        self._do(moves.take_job(table, index, out), table, index, out)
+
+    def scatter_columns(self, values: Array, ids: Array, out: Array) -> None:
+        _same(values.shape, (len(out), *ids.shape), "shape of the values")
+        self._do(moves.scatter_job(values, ids, out), values, ids, out)
+
+    def dynamic_conv(self, x: Array, coef: Array, base: Array, side: int, previous: Array, out: Array) -> None:
+        _same(out.shape, x.shape, "shape of the result")
+        _same(previous.shape, x.shape[:1], "one row before each row")
+        _same(base.shape[::2], (2, x.shape[1]), "sides and width of the base")
+        groups = coef.shape[1] // (2 * base.shape[1])
+        _same(coef.shape, (len(x), 2 * base.shape[1] * max(groups, 1)), "shape of the coefficients")
+        _same(x.shape[1] % groups, 0, "what whole groups leave of the width")
+        if side not in (0, 1) or np.may_share_memory(x, out):
+            raise ValueError(f"side {side} is 0 or 1, and the result is another array")
+        self._do(conv.job(x, coef, base, side, previous, out), x, coef, base, previous, out)
 
     def sample(self, logits: Array, rows: SampleRows, tokens: Array, draw: Draw = "limited") -> None:
         controls = (rows.temperature, rows.top_k, rows.top_p, rows.min_p, rows.repetition, rows.presence)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from numba import carray, njit
 
-from power_lab.kernels.numba import attention, embed, linear, logprobs, norm, rope, sample
+from power_lab.kernels.numba import attention, conv, embed, linear, logprobs, moves, norm, rope, sample
 from power_lab.kernels.numba import team as t
 from power_lab.kernels.numba.vector import i64_pointer
 
 linear_chunk, attention_chunk, norm_chunk, rope_chunk = linear.chunk, attention.chunk, norm.chunk, rope.chunk
 embed_chunk, gather_chunk, softcap_chunk = embed.chunk, embed.gather_chunk, attention.softcap_chunk
-sample_chunk, logprobs_chunk = sample.chunk, logprobs.chunk
+sample_chunk, logprobs_chunk, conv_chunk = sample.chunk, logprobs.chunk, conv.chunk
+tap_chunk, take_chunk, scatter_chunk = moves.tap_chunk, moves.take_chunk, moves.scatter_chunk
 
 
 def execute(team, index, member):
@@ -33,8 +34,16 @@ def execute(team, index, member):
         softcap_chunk(job, index, scratch)
     elif job[0] == t.SAMPLE:
         sample_chunk(job, index, member)
-    else:
+    elif job[0] == t.LOGPROBS:
         logprobs_chunk(job, index, scratch)
+    elif job[0] == t.TAP:
+        tap_chunk(job, index, scratch)
+    elif job[0] == t.TAKE:
+        take_chunk(job, index, scratch)
+    elif job[0] == t.SCATTER:
+        scatter_chunk(job, index, scratch)
+    else:
+        conv_chunk(job, index, scratch)
 
 
 @njit(nogil=True, inline="always")
