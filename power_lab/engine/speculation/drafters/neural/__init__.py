@@ -1,0 +1,125 @@
+"""Trained drafters: small networks that read the target's hidden states and guess the tokens behind the last one.
+
+What such a drafter keeps of a position (keys and values, or a hidden state) is written inside of the target's forward pass, for every row,
+at that row's own KV slot, in arrays with as many pages as the target's pool and under the same block tables. So prefix hits, preemption,
+chunked prompts and rollback serve it as they serve the target. It only reads what the target computes: the target's bits do not change.
+A draft is a launch of its own between two steps of the target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from power_lab.engine.speculation.drafters import Drafter
+    from power_lab.kernels.ops import Array, Batch
+
+SCRATCH = 1
+"""Pages of each place of a batch beyond the pool's: where a block's rows go that reach past their request's own blocks."""
+REACH = 64
+"""Most rows of a block, so that one scratch page is enough, and positions beyond the context that they may have."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """What an engine gives to a companion.
+
+    Attributes:
+        rows: most rows of a step of the target, padding included; batch: most requests at once; context: longest request in tokens.
+        clock: monotonic seconds.
+        graph_bytes: budget of captured graphs. graphs: False runs every launch operation by operation.
+    """
+
+    rows: int
+    batch: int
+    context: int
+    clock: Callable[[], float]
+    graph_bytes: int
+    graphs: bool = True
+
+    @property
+    def scratch(self) -> int:
+        """Pages beyond the pool's: the one of place i is page `pages + i`."""
+        return self.batch * SCRATCH
+
+
+class Companion(Protocol):
+    """One engine's trained drafter, riding along in the target's forward pass.
+
+    Attributes:
+        serves: the names (`speculate=`) that it drafts under, the best one first.
+        taps: layers of which it reads the residual stream that enters; the number of layers is what leaves the last one, before the final
+            norm. Ascending.
+        needs_before: whether it reads `Batch.before`.
+    """
+
+    serves: tuple[str, ...]
+    taps: tuple[int, ...]
+    needs_before: bool
+
+    @property
+    def page_bytes(self) -> int:
+        """Of one page of what it keeps of `BLOCK` positions."""
+        ...
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Of its pages beyond the pool's."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Of workspace, index arrays and tables: neither weights nor pages nor graphs."""
+        ...
+
+    @property
+    def graph_nbytes(self) -> int: ...
+
+    def make_pool(self, pages: int, caches: tuple) -> None:
+        """Allocate pages, as many as the target's pool has, and those of `Room.scratch`, before anything is captured.
+
+        caches: the target's own KV, for drafters that read it.
+        """
+        ...
+
+    def tap(self, layer: int, x: Array, delta: Array | None, post: Array | None, batch: Batch) -> None:
+        """Keep what it needs of x f32 [R, D] at one of `taps`, and leave it as it is.
+
+        delta, post: behind the last layer, what `add_rms_norm` would still add.
+        """
+        ...
+
+    def observe(self, batch: Batch) -> None:
+        """After the last layer: write what is kept of every row."""
+        ...
+
+    def drafter(self, name: str) -> Drafter:
+        """That drafts under one of the names in `serves`."""
+        ...
+
+    def release(self) -> None:
+        """Free what lies on the device; nothing can be launched afterwards."""
+        ...
+
+
+class Trained(Protocol):
+    """A drafter's artifact, bound to its target: weights on the device, which several engines may share.
+
+    Attributes:
+        name, kind, sha256: of the artifact; serves: see `Companion`.
+        nbytes: of its weights.
+    """
+
+    name: str
+    kind: str
+    sha256: str
+    serves: tuple[str, ...]
+    nbytes: int
+
+    def companion(self, room: Room) -> Companion:
+        """For one engine."""
+        ...
+
+    def release(self) -> None: ...

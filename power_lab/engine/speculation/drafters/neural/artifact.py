@@ -1,0 +1,227 @@
+"""A trained drafter's file: one SafeTensors file whose header says what it is and which model it was trained for.
+
+`__metadata__` has one text, `power_lab`, a JSON object:
+    schema   "power-lab.drafter.v1"
+    kind     which of KINDS; serves: the names that it drafts under
+    target   {"sha256", "vocab", "width", "layers"} of the model it belongs to
+    config   the kind's own
+    types    tensor -> GGUF block type, for those that lie as U8 [rows, bytes per row]
+    name, license, origin: for people
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+from typing import Annotated, Any, Self, TypeVar
+
+import msgspec
+import numpy as np
+
+from power_lab.engine.models.spec import ModelSpec, ModelWeights
+from power_lab.engine.weights.safetensors import SafeTensorsFile
+from power_lab.engine.weights.source import WeightSource, shown
+from power_lab.engine.weights.strict_json import parse_object
+from power_lab.errors import ConfigError, ModelFileError
+from power_lab.kernels.ops import Array, Ops, Weight
+from power_lab.kernels.quants import GEOMETRY, QuantType, row_bytes
+
+SCHEMA = "power-lab.drafter.v1"
+MAX_BYTES = 1 << 34
+Word = Annotated[str, msgspec.Meta(max_length=256)]
+_PLAIN = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
+C = TypeVar("C", bound=msgspec.Struct)
+
+
+class TargetFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The model that a drafter was trained for: hash of its file, token ids, hidden width, layers."""
+
+    sha256: Word
+    vocab: Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
+    width: Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
+    layers: Annotated[int, msgspec.Meta(ge=1, le=1 << 12)]
+
+
+class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the file says of itself."""
+
+    schema: Word
+    kind: Word
+    serves: Annotated[tuple[Word, ...], msgspec.Meta(min_length=1, max_length=8)]
+    target: TargetFacts
+    config: dict[str, Any]
+    types: dict[str, Word] = {}
+    name: Word = ""
+    license: Word = ""
+    origin: dict[str, Any] = {}
+
+
+class Artifact:
+    """An open drafter file. Its tensors are asked for by name and shape; each that nobody asked for is a fault.
+
+    Every method raises ConfigError for key `draft` that names the file and what is wrong with it.
+
+    Attributes:
+        path, header, sha256.
+    """
+
+    def __init__(self, path: Path, file: SafeTensorsFile, header: Header, sha256: str) -> None:
+        self.path, self.header, self.sha256 = path, header, sha256
+        self._file = file
+        self._asked: set[str] = set()
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Read the header. Raises ConfigError for key `draft` where the file is not a drafter's."""
+        try:
+            file = SafeTensorsFile.open(path)
+        except ModelFileError as error:
+            raise ConfigError("draft", str(error)) from error
+        try:
+            text = file.metadata.get("power_lab")
+            if text is None:
+                raise refused(path, "is no drafter: its '__metadata__' has no 'power_lab'")
+            header = converted(path, parse_object(text.encode(), f"{path}: __metadata__.power_lab"), Header)
+            if header.schema != SCHEMA:
+                raise refused(path, f"has the schema {header.schema!r}, not {SCHEMA!r}")
+            if strays := [name for name in header.types if name not in file.tensors]:
+                raise refused(path, f"'types' names tensors that it does not hold: {shown(strays)}")
+            return cls(path, file, header, file.sha256())
+        except ModelFileError as error:
+            file.close()
+            raise ConfigError("draft", str(error)) from error
+        except ConfigError:
+            file.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._file.close()
+
+    def config(self, kind: type[C]) -> C:
+        """`config` of the header as that struct."""
+        return converted(self.path, self.header.config, kind, "config")
+
+    def has(self, name: str) -> bool:
+        return name in self._file.tensors
+
+    def check_target(self, spec: ModelSpec, sha256: str) -> None:
+        """Refuse a target that it was not trained for."""
+        made, is_ = self.header.target, {"vocab": spec.vocab, "width": spec.width, "layers": len(spec.layers)}
+        for key, value in is_.items():
+            if getattr(made, key) != value:
+                raise refused(
+                    self.path, f"was made for a model with {key} {getattr(made, key):,}; this one has {value:,}"
+                )
+        if made.sha256 != sha256:
+            raise refused(
+                self.path, f"was made for the model {made.sha256[:12]}..., this one is {sha256[:12]}... (sha256)"
+            )
+
+    def matrix(self, name: str, rows: int, cols: int) -> tuple[QuantType, np.ndarray]:
+        """A matrix [rows, cols] in the form of `Weight.data`."""
+        stored = self._tensor(name)
+        if name in self.header.types:
+            kind = self._type(name)
+            if cols % GEOMETRY[kind][0]:
+                raise refused(self.path, f"tensor {name!r}: rows of {cols} values are not whole {kind.name} blocks")
+            self._expect(name, "U8", (rows, row_bytes(kind, cols)))
+            return kind, stored.stored
+        if stored.kind not in _PLAIN:
+            raise refused(self.path, f"tensor {name!r} is {stored.kind}, and 'types' does not name it")
+        self._expect(name, stored.kind, (rows, cols))
+        return QuantType[stored.kind], np.require(stored.stored.view(_PLAIN[stored.kind]), requirements="A")
+
+    def vector(self, name: str, size: int) -> tuple[QuantType, np.ndarray]:
+        stored = self._tensor(name)
+        if stored.kind not in _PLAIN:
+            raise refused(self.path, f"tensor {name!r} is {stored.kind}; F32, F16 or BF16 is expected")
+        self._expect(name, stored.kind, (size,))
+        return QuantType[stored.kind], np.require(stored.stored.view(_PLAIN[stored.kind]), requirements="A")
+
+    def ids(self, name: str, vocab: int) -> np.ndarray | None:
+        """Ascending token ids int32 [N], N >= 1; None where the file has none."""
+        if not self.has(name):
+            return None
+        stored = self._tensor(name)
+        if stored.kind != "I32" or len(stored.shape) != 1 or not 1 <= stored.shape[0] <= vocab:
+            raise refused(self.path, f"tensor {name!r} is {stored.kind} {list(stored.shape)}; I32 [1..{vocab}] is expected")
+        ids = np.array(stored.stored).view(np.int32)
+        if ids[0] < 0 or ids[-1] >= vocab or (np.diff(ids) <= 0).any():
+            raise refused(self.path, f"tensor {name!r} is not ascending token ids below {vocab}")
+        return ids
+
+    def refuse_unused(self) -> None:
+        """A tensor that nobody asked for would be another drafter."""
+        if left := [name for name in self._file.tensors if name not in self._asked]:
+            raise refused(self.path, f"has tensors that its kind {self.header.kind!r} does not know: {shown(left)}")
+
+    def _tensor(self, name: str) -> Any:
+        if name not in self._file.tensors:
+            raise refused(self.path, f"tensor {name!r} is missing")
+        self._asked.add(name)
+        return self._file.tensors[name]
+
+    def _type(self, name: str) -> QuantType:
+        kind = self.header.types[name]
+        if kind not in QuantType.__members__ or kind in _PLAIN:
+            raise refused(self.path, f"tensor {name!r} has the unknown block type {kind!r}")
+        return QuantType[kind]
+
+    def _expect(self, name: str, kind: str, shape: tuple[int, ...]) -> None:
+        found = self._file.tensors[name]
+        if (found.kind, found.shape) != (kind, shape):
+            raise refused(
+                self.path, f"tensor {name!r} is {found.kind} {list(found.shape)}; {kind} {list(shape)} is expected"
+            )
+
+
+class Target:
+    """The model that drafters are bound to.
+
+    Args:
+        spec, weights, ops: of the loaded model; source: its stored tensors; sha256: of its file.
+    """
+
+    def __init__(self, spec: ModelSpec, weights: ModelWeights, ops: Ops, source: WeightSource, sha256: str) -> None:
+        self.spec, self.weights, self.ops, self.sha256 = spec, weights, ops, sha256
+        self._source = source
+
+    def head(self, ids: np.ndarray | None) -> Weight:
+        """The output head's rows of these tokens; None is all."""
+        if ids is None:
+            return self.weights.head
+        name = "output.weight" if "output.weight" in self._source.names() else "token_embd.weight"
+        kind, host = self._source.matrix(name, self.spec.embedding_rows, self.spec.width)
+        return self.ops.weight(kind, len(ids), self.spec.width, np.ascontiguousarray(host[ids]))
+
+
+class Binder:
+    """Takes an artifact's tensors to the target's device and counts their bytes."""
+
+    def __init__(self, artifact: Artifact, ops: Ops) -> None:
+        self._artifact, self._ops = artifact, ops
+        self.nbytes = 0
+
+    def matrix(self, name: str, rows: int, cols: int) -> Weight:
+        kind, host = self._artifact.matrix(name, rows, cols)
+        self.nbytes += host.nbytes
+        return self._ops.weight(kind, rows, cols, host)
+
+    def vector(self, name: str, size: int) -> Array:
+        kind, host = self._artifact.vector(name, size)
+        self.nbytes += 4 * size
+        return self._ops.vector(kind, host)
+
+
+def converted(path: Path, value: object, kind: type[C], at: str = "") -> C:
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise refused(path, f"'{at or 'power_lab'}' of its header: {error}") from None
+
+
+def refused(path: Path, what: str) -> ConfigError:
+    return ConfigError("draft", f"{path} {what}", "Use a drafter that was trained for this model, or draft=\"\" for none.")
