@@ -75,6 +75,7 @@ class Batch:
         table_of: int32 [R], which row of `tables` each row uses.
         tables: int32 [S, max pages], block tables, padded with 0 (the dummy page).
         sampled: int32 [Q], rows whose logits are wanted.
+        before: int64 [R], slot of the position before each row's, -1 at position 0; None where nobody reads it.
     """
 
     ids: Array
@@ -83,6 +84,7 @@ class Batch:
     table_of: Array
     tables: Array
     sampled: Array
+    before: Array | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

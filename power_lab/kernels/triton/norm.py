@@ -16,7 +16,7 @@ CAPPED = 2048  # values of one program of `softcap`
 
 
 @triton.jit
-def _scale(x, eps, D: tl.constexpr):
+def root_scale(x, eps, D: tl.constexpr):
     """1 / sqrt(mean(x^2) + eps) of a row whose padding is 0; at most 2 ulp."""
     return tl.rsqrt(tl.sum(x * x, 0) * (1.0 / D) + eps)
 
@@ -37,12 +37,12 @@ def _norm_rows(x, delta, post, weight, out, eps, rows, D: tl.constexpr, BLOCK: t
     if delta is not None:
         added = tl.load(delta + at + i, mask=inside, other=0.0)
         if post is not None:
-            added = (added * _scale(added, eps, D)) * after
+            added = (added * root_scale(added, eps, D)) * after
         row = row + added
         if rows is None:
             tl.store(x + at + i, row, mask=inside)
     if weight is not None:
-        tl.store(out + r * D + i, (row * _scale(row, eps, D)) * factor, mask=inside)
+        tl.store(out + r * D + i, (row * root_scale(row, eps, D)) * factor, mask=inside)
 
 
 @triton.jit(do_not_specialize=["count"])

@@ -33,7 +33,7 @@ from power_lab.kernels.ops import (
 )
 from power_lab.kernels.positions import rope_table
 from power_lab.kernels.quants import QuantType
-from power_lab.kernels.triton import attention, embed, keys, linear, logprobs, norm, planes, rope, sample
+from power_lab.kernels.triton import attention, conv, embed, keys, linear, logprobs, moves, norm, planes, rope, sample
 
 DOMAIN = "power-lab/arithmetic/triton/1"
 PINNED = 1 << 20  # bytes of an array up to which its copy to the device is not waited for
@@ -272,6 +272,27 @@ class TritonOps:
     def softcap(self, x: Array, cap: float) -> None:
         norm.softcap(x, cap)
 
+    def tap(
+        self,
+        x: Array,
+        delta: Array | None,
+        post: Array | None,
+        eps: float,
+        out: Array,
+        column: int,
+        slots: Array | None,
+    ) -> None:
+        moves.tap(x, delta, post, eps, out, column, slots)
+
+    def take(self, table: Array, index: Array, out: Array) -> None:
+        moves.take(table, index, out)
+
+    def scatter_columns(self, values: Array, ids: Array, out: Array) -> None:
+        moves.scatter_columns(values, ids, out)
+
+    def dynamic_conv(self, x: Array, coef: Array, base: Array, side: int, previous: Array, out: Array) -> None:
+        conv.dynamic_conv(x, coef, base, side, previous, out)
+
     def sample(self, logits: Array, rows: SampleRows, tokens: Array, draw: Draw = "limited") -> None:
         scratch = self._reserve_sampling(*logits.shape)
         sample.sample(logits, rows, tokens, scratch, random=draw != "greedy", limited=draw == "limited")
@@ -374,7 +395,7 @@ class Arriving:
 
 def settle() -> None:
     """Names of kernels in Triton's cache are the same in every process from here on."""
-    keys.settle(attention, embed, linear, logprobs, norm, rope, sample)
+    keys.settle(attention, conv, embed, linear, logprobs, moves, norm, rope, sample)
 
 
 @contextmanager
@@ -407,7 +428,7 @@ def _digest(device: torch.device) -> str:
         "sm_" + "".join(map(str, torch.cuda.get_device_capability(device))),
         torch.__version__,
         triton.__version__,
-        *(module.PLAN for module in (attention, embed, linear, logprobs, norm, rope, sample)),
+        *(module.PLAN for module in (attention, conv, embed, linear, logprobs, moves, norm, rope, sample)),
     ]
     for path in [
         *sorted(folder.glob("*.py")),
