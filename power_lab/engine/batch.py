@@ -50,10 +50,12 @@ class Inputs:
         ops: the device.
         rows, sampled, spans: most rows, logit rows and spans of a step, padding included.
         pages: most pages of a sequence.
+        before: whether `Batch.before` is filled.
     """
 
-    def __init__(self, ops: Ops, rows: int, sampled: int, spans: int, pages: int) -> None:
+    def __init__(self, ops: Ops, rows: int, sampled: int, spans: int, pages: int, *, before: bool = False) -> None:
         self._ops = ops
+        self._before = before
         self._spans, self._pages = spans, pages
         self._layouts: OrderedDict[tuple[int, int], Layout] = OrderedDict()
         self._raw = ops.empty((self._places(rows, sampled)[1],), "uint8")
@@ -99,6 +101,7 @@ class Inputs:
         arrays = {name: self._ops.view(self._raw, *place) for name, place in places.items()}
         batch = {name: arrays[name] for name in ("ids", "slots", "table_of", "tables", "sampled")}
         draws = {name: arrays[name] for name in sampler.COLUMNS}
+        batch["before"] = arrays.get("before")
         lists = {"history": self._ints, "bias_ids": self._ints, "bias_values": self._floats}
         return Layout(places, Batch(positions=arrays["row_positions"], **batch), SampleRows(**draws, **lists))
 
@@ -106,7 +109,7 @@ class Inputs:
         """Where arrays lie, and the bytes of all. Tables come last: only those in use are sent."""
         shapes = {
             **dict.fromkeys(("ids", "row_positions", "table_of"), ((rows,), "int32")),
-            "slots": ((rows,), "int64"),
+            **dict.fromkeys(("slots", "before") if self._before else ("slots",), ((rows,), "int64")),
             "sampled": ((sampled,), "int32"),
             **{name: ((sampled, *tail), dtype) for name, (tail, dtype, _) in sampler.COLUMNS.items()},
             "tables": ((min(rows, self._spans + 1), self._pages), "int32"),
@@ -118,6 +121,11 @@ class Inputs:
 
 def _view(memory: np.ndarray, first: int, shape: tuple[int, ...], dtype: str) -> np.ndarray:
     return memory[first : first + prod(shape) * np.dtype(dtype).itemsize].view(dtype).reshape(shape)
+
+
+def slots_of(tables: np.ndarray, owner: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """int64 slots of positions, each of the sequence in row `owner` of the block tables."""
+    return tables[owner, positions // BLOCK].astype(np.int64) * BLOCK + positions % BLOCK
 
 
 def _fill_rows(host: Mapping[str, np.ndarray], plan: StepPlan) -> int:
@@ -135,7 +143,10 @@ def _fill_rows(host: Mapping[str, np.ndarray], plan: StepPlan) -> int:
     host["ids"][:total] = [token for span in spans for token in span.tokens]
     host["row_positions"][:total] = positions
     host["table_of"][:total] = owner
-    host["slots"][:total] = tables[owner, positions // BLOCK].astype(np.int64) * BLOCK + positions % BLOCK
+    host["slots"][:total] = slots_of(tables, owner, positions)
+    if "before" in host:
+        host["before"][:total] = np.where(positions > 0, slots_of(tables, owner, np.maximum(positions - 1, 0)), -1)
+        host["before"][total:] = -1
     rows = [row for end, span in zip(ends.tolist(), spans, strict=True) for row in range(end - span.sampled, end)]
     host["sampled"][: len(rows)] = rows
     host["sampled"][len(rows) :] = 0

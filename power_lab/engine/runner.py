@@ -14,6 +14,7 @@ from power_lab.engine.models.decoder import Decoder, Workspace
 from power_lab.engine.plan import StepPlan
 from power_lab.engine.request import Request
 from power_lab.engine.shapes import Shape
+from power_lab.engine.speculation.drafters.neural import Companion
 from power_lab.engine.trace import Logprob
 from power_lab.kernels.ops import BLOCK, Array, Draw, Fetched, KVCache, Ops
 
@@ -70,6 +71,7 @@ class Runner:
         graph_bytes: budget of captured graphs. graphs: False runs every step operation by operation.
         clock: monotonic seconds.
         observer: called with each plan and its logits (f32 [Q, V], valid during the call); for tests and teaching.
+        companion: a trained drafter that rides along in every forward pass.
     """
 
     def __init__(
@@ -81,14 +83,17 @@ class Runner:
         graph_bytes: int,
         graphs: bool = True,
         observer: Observer | None = None,
+        companion: Companion | None = None,
     ) -> None:
+        self.companion = companion
         self.model = model
         self.ops: Ops = model.ops
         self.graphs = Graphs(self.ops, graph_bytes, graphs)
         rows, sampled = (self.graphs.coverage.cover(count) or count for count in (sizes.rows, sizes.sampled))
         pages = -(-sizes.context // BLOCK)
         self.workspace = Workspace.make(model.spec, self.ops, rows, sampled)
-        self.inputs = Inputs(self.ops, rows, sampled, sizes.spans, pages)
+        before = companion is not None and companion.needs_before
+        self.inputs = Inputs(self.ops, rows, sampled, sizes.spans, pages, before=before)
         heads = [(a.heads, a.kv_heads, a.head_dim) for a in (layer.attention for layer in model.spec.layers)]
         self.ops.reserve(rows, sampled, model.spec.vocab, heads, pages)
         self._tokens = self.ops.empty((sampled,), "int32")
@@ -109,11 +114,15 @@ class Runner:
     def make_pool(self, pages: int) -> None:
         """Allocate the KV pool, the dummy page included, before the first step."""
         self.caches = self.model.caches(pages)
+        if self.companion is not None:
+            self.companion.make_pool(pages, self.caches)
 
     def release(self, weights: bool) -> None:
         """Free what lies on the device, of the model its weights only if they are its own; nothing can be executed afterwards."""
         self.graphs.clear()
         self.caches = ()
+        if self.companion is not None:
+            self.companion.release()
         for name in ("workspace", "inputs", "_tokens"):
             vars(self).pop(name, None)
         if weights:
@@ -165,7 +174,7 @@ class Runner:
 
     def _run(self, layout: Layout, shape: Shape) -> Array:
         """What is captured: the forward pass, and the draws where they are part of it."""
-        logits = self.model.forward(layout.batch, self.caches, self.workspace, self._tokens)
+        logits = self.model.forward(layout.batch, self.caches, self.workspace, self._tokens, self.companion)
         if shape.sampling in ("greedy", "random", "limited"):
             self.ops.sample(logits, layout.draws, self._tokens[: shape.sampled], shape.sampling)
         return logits

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from power_lab.engine.models.rope import Rope
 from power_lab.engine.models.spec import AttentionSpec, LayerWeights, ModelSpec, ModelWeights
 from power_lab.kernels.ops import BLOCK, Array, Batch, KVCache, Ops
+
+if TYPE_CHECKING:
+    from power_lab.engine.speculation.drafters.neural import Companion
 
 ITEMSIZE = {"float32": 4, "bfloat16": 2}
 
@@ -97,11 +101,22 @@ class Decoder:
         shapes = ((layer.attention.kv_heads, layer.attention.head_dim) for layer in self.spec.layers)
         return tuple(self.ops.kv_cache(pages, *shape) for shape in shapes)
 
-    def forward(self, batch: Batch, caches: tuple[KVCache, ...], work: Workspace, drawn: Array | None = None) -> Array:
+    def forward(
+        self,
+        batch: Batch,
+        caches: tuple[KVCache, ...],
+        work: Workspace,
+        drawn: Array | None = None,
+        companion: Companion | None = None,
+        seen: Batch | None = None,
+    ) -> Array:
         """Run all rows and return logits f32 [Q, V] of the sampled ones (a view of the workspace).
 
         drawn: int32, the tokens of the step before, for ids below 0 as in `Ops.embed`.
+        companion: reads the hidden states that it taps, and changes none of them.
+        seen: the batch with the positions up to which rows attend, where these are not their own.
         """
+        taps = () if companion is None else companion.taps
         rows, sampled = batch.ids.shape[0], batch.sampled.shape[0]
         spec, ops, weights, eps = self.spec, self.ops, self.weights, self.spec.norm_eps
         x, h, delta = work.hidden[:rows], work.normed[:rows], work.delta[:rows]
@@ -112,12 +127,19 @@ class Decoder:
                 ops.add_rms_norm(x, delta, post, w.attn_norm, eps, h)
             elif w.attn_norm is not None:
                 ops.rms_norm(x, w.attn_norm, eps, h)
-            self._attend(layer.attention, w, batch, caches[index], work, x if w.attn_norm is None else h, delta)
+            if companion is not None and index in taps:
+                companion.tap(index, x, None, None, batch)
+            source = x if w.attn_norm is None else h
+            self._attend(layer.attention, w, batch, seen or batch, caches[index], work, source, delta)
             ops.add_rms_norm(x, delta, w.post_attn_norm, w.ffn_norm, eps, h)
             gated = _view(work.gated, rows, layer.ffn)
             ops.gate_up(x if w.ffn_norm is None else h, w.gate, w.up, gated, layer.activation)
             ops.linear(gated, (w.down,), delta)
             post = w.post_ffn_norm
+        if companion is not None:
+            if len(self._layers) in taps:
+                companion.tap(len(self._layers), x, delta, post, batch)
+            companion.observe(batch)
         gathered, logits = work.gathered[:sampled], work.logits[:sampled]
         if sampled:
             ops.gather_rms_norm(x, delta, post, weights.final_norm, eps, batch.sampled, gathered)
@@ -127,7 +149,15 @@ class Decoder:
         return logits
 
     def _attend(
-        self, a: AttentionSpec, w: LayerWeights, batch: Batch, cache: KVCache, work: Workspace, x: Array, out: Array
+        self,
+        a: AttentionSpec,
+        w: LayerWeights,
+        batch: Batch,
+        seen: Batch,
+        cache: KVCache,
+        work: Workspace,
+        x: Array,
+        out: Array,
     ) -> None:
         """out = the attention part's contribution for input x; keys and values are written to the cache first."""
         ops, rows = self.ops, x.shape[0]
@@ -136,7 +166,7 @@ class Decoder:
         table, interleaved = (None, False) if a.rope is None else (self._tables[a.rope], a.rope.interleaved)
         ops.rope_write(qkv, batch, table, interleaved, a.heads, cache, w.qk_norms, self.spec.norm_eps)
         temperature = None if a.temperature is None else self._temperatures[a.temperature]
-        ops.attention(qkv, batch, a.heads, a.scale, cache, attended, a.window, a.softcap, temperature)
+        ops.attention(qkv, seen, a.heads, a.scale, cache, attended, a.window, a.softcap, temperature)
         ops.linear(attended, (w.out,), out, w.out_bias)
 
 

@@ -53,12 +53,18 @@ class Proposal:
     Attributes:
         note: why it has no drafts, "" if it has. seconds: its share of the time that drafting took, choosing included.
         width: most drafts that its controller allowed, -1 where it was not asked. why: the controller's reason.
+        subset: the only tokens that its drafter can say, None where that is any.
     """
 
     note: str
     seconds: float = 0.0
     width: int = -1
     why: str = ""
+    subset: frozenset[int] | None = None
+
+    def reach(self, emitted: Sequence[int]) -> int:
+        """How many of these tokens the drafter could have said; -1 where it can say any."""
+        return -1 if self.subset is None else sum(token in self.subset for token in emitted)
 
     def told(self, drafted: Sequence[int]) -> str:
         """The note of a round that verified these drafts: why there are none."""
@@ -74,6 +80,7 @@ class _Speculating:
         self.request = request
         self.drafter = drafter
         self.controller = controller
+        self.subset: frozenset[int] | None = getattr(drafter, "subset", None)  # most drafters can say any token
         self.broken = ""
 
 
@@ -209,9 +216,7 @@ class Proposer:
             proposals[ask.request_id] = Proposal(choice.why, 0.0, choice.drafts, choice.why)
             one.request.resting = 0 if choice.drafts else choice.rest
             if choice.drafts:
-                wants.setdefault(one.drafter, []).append(
-                    (one, DraftAsk(ask.request_id, one.request.tokens, choice.drafts, one.request.params))
-                )
+                wants.setdefault(one.drafter, []).append((one, _ask_of(one.request, choice.drafts)))
         answers: list[tuple[_Speculating, Draft]] = []
         for drafter, wanted in wants.items():
             drafts = self._ask(drafter, [ask for _, ask in wanted])
@@ -222,7 +227,10 @@ class Proposer:
                     answers.append((one, draft))
         proposals |= self._keep(controller, answers, rows, proposals)
         seconds = (self._clock() - start) / len(asked)
-        return {request_id: replace(proposal, seconds=seconds) for request_id, proposal in proposals.items()}
+        return {
+            request_id: replace(proposal, seconds=seconds, subset=self._of[request_id].subset)
+            for request_id, proposal in proposals.items()
+        }
 
     def _keep(
         self,
@@ -271,6 +279,10 @@ class Proposer:
             return [Draft(note=_blame(drafter.name, error))] * len(asks)
         self._on_draft(drafter.name, len(asks), self._clock() - start)
         return drafts
+
+
+def _ask_of(request: Request, width: int) -> DraftAsk:
+    return DraftAsk(request.id, request.tokens, width, request.params, request.blocks, request.computed)
 
 
 def _cut(draft: Draft, width: int) -> Draft:

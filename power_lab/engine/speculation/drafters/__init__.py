@@ -18,6 +18,7 @@ class DraftAsk:
 
     Attributes:
         request_id: whose; tokens: that are committed; width: the most drafts that its next step can verify (>= 1).
+        blocks: the request's KV blocks, which cover its first `computed` tokens; what a companion keeps of these lies in the same.
         params: how the target draws, the seed included; None is greedily. Its noise is known beforehand: a drafter that draws with it,
             too, is right more often than one that guesses the likeliest token.
     """
@@ -26,6 +27,8 @@ class DraftAsk:
     tokens: Sequence[int]
     width: int
     params: SamplingParams | None = None
+    blocks: Sequence[int] = ()
+    computed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
