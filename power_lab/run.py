@@ -13,6 +13,7 @@ from power_lab.widgets.text import count
 if TYPE_CHECKING:
     import xarray
 
+    from power_lab.engine.speculation.metrics import Metrics
     from power_lab.evidence.receipt import Receipt
     from power_lab.what_if import WhatIf
 
@@ -82,25 +83,32 @@ class Run:
 
         return Receipt.of(self.record)
 
+    @cached_property
+    def speculation(self) -> Metrics:
+        """What speculation came to: counts, histograms of widths and accepted lengths, and where the time went."""
+        from power_lab.engine.speculation.metrics import Metrics
+
+        return Metrics.of([self.record])
+
     @property
     def drafted(self) -> int:
         """Draft tokens that were verified."""
-        return sum(len(entry.drafted) for entry in self.record.rounds)
+        return self.speculation.drafted
 
     @property
     def accepted(self) -> int:
         """Draft tokens that were accepted."""
-        return sum(entry.accepted for entry in self.record.rounds)
+        return self.speculation.accepted
 
     @property
     def acceptance(self) -> float | None:
         """Accepted over drafted tokens; None if nothing was drafted."""
-        return self.accepted / self.drafted if self.drafted else None
+        return self.speculation.acceptance
 
     @property
     def tokens_per_pass(self) -> float | None:
         """Output tokens per pass of the target model that emitted any; None without a pass."""
-        return len(self.record.tokens) / len(self.record.rounds) if self.record.rounds else None
+        return self.speculation.tokens_per_pass
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -169,11 +177,7 @@ class Run:
             "prompt_tokens": len(record.prompt_tokens),
             "cached_tokens": record.cached,
             "tokens": len(record.tokens),
-            "rounds": len(record.rounds),
-            "drafted": self.drafted,
-            "accepted": self.accepted,
-            "acceptance": self.acceptance,
-            "tokens_per_pass": self.tokens_per_pass,
+            **{key: value for key, value in self.speculation.row().items() if key != "emitted"},
             "tokens_per_s": self.tokens_per_s,
             "queue_s": record.queue_s,
             "prefill_s": record.prefill_s,

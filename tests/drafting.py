@@ -1,4 +1,4 @@
-"""Tiny engines for every drafter that a request can name. The list is the engine's own, so that a new drafter joins all tests that use it."""
+"""Tiny engines for every drafter that a request can name. The list is the engine's own: a new drafter joins all tests that use it."""
 
 from __future__ import annotations
 

@@ -190,8 +190,9 @@ class Engine:
         """Every setting and mechanism in force, who owns it and why it is as it is."""
         with self._lock:
             costs = self._costs.decision()
+            speculated = [metrics.decision(name) for name, metrics in sorted(self._totals.speculated.items())]
         settings = views.explain(self.config, self._loaded, self._pool)
-        return (*settings, costs, *(change.decision() for change in self._host))
+        return (*settings, costs, *speculated, *(change.decision() for change in self._host))
 
     def memory(self) -> MemoryPlan:
         """Bytes on the device; of a closed engine, as they were."""
@@ -447,6 +448,7 @@ class Engine:
         times = (sampled.forward_s, sampled.sample_s, commit_s)
         for live, (_, verdict), round_, step in flight.events(sampled, verdicts, times, wall, now):
             live.accept(verdict, round_, step, now)
+            self._totals.count_speculation(live.request.params.speculate, step, round_)
         for request in ended:
             self._settle(self._live[request.id], now)
 

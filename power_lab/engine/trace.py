@@ -36,6 +36,8 @@ class Round(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         logprobs: one per emitted token, when asked for.
         note: why this round had no draft although speculation is on, or "".
         width: most drafts that the controller allowed, -1 where it was not asked; why: its reason.
+        reachable: how many of `emitted` are in the drafter's part of the vocabulary, -1 where it has all of it or was not asked.
+        replays, replay_s: passes run again to bring state back after refused drafts, and their time.
     """
 
     step: int
@@ -54,6 +56,9 @@ class Round(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     note: str = ""
     width: int = -1
     why: str = ""
+    reachable: int = -1
+    replays: int = 0
+    replay_s: float = 0.0
 
     @property
     def rejected(self) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, get_args
 
 from power_lab.engine.blocks import DUMMY, BlockPool
@@ -18,6 +18,7 @@ from power_lab.engine.report import Decision, EngineStatus, MemoryPlan
 from power_lab.engine.request import Controlling, Request
 from power_lab.engine.runner import Runner
 from power_lab.engine.scheduler import Outcome, Scheduler
+from power_lab.engine.speculation.metrics import Metrics
 from power_lab.engine.speculation.transaction import Proposal
 from power_lab.engine.trace import BlockState, Logprob, Round, Step
 
@@ -34,6 +35,7 @@ class Totals:
     cached_tokens: int = 0
     prompt_tokens: int = 0
     last_step: float | None = None
+    speculated: dict[str, Metrics] = field(default_factory=dict)  # by drafter
 
     def count(self, plan: StepPlan, outcomes: Sequence[Outcome], now: float) -> None:
         self.steps += 1
@@ -41,6 +43,10 @@ class Totals:
         self.drafted += sum(span.drafts for span in plan.spans)
         self.accepted += sum(outcome.accepted for outcome in outcomes)
         self.last_step = now
+
+    def count_speculation(self, drafter: str, step: Step, round_: Round | None) -> None:
+        if drafter != "off":
+            self.speculated.setdefault(drafter, Metrics()).add(step, round_)
 
     def status(self, scheduler: Scheduler, now: float) -> EngineStatus:
         pool = scheduler.pool
@@ -116,6 +122,7 @@ def round_of(
         note=proposal.told(drafted) if proposal is not None else "",
         width=proposal.width if proposal is not None else -1,
         why=proposal.why if proposal is not None else "",
+        reachable=proposal.reach(outcome.emitted) if proposal is not None else -1,
     )
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from power_lab.engine.speculation.metrics import Metrics
 from power_lab.engine.trace import Round, RunRecord
 from power_lab.errors import EvidenceError
 
@@ -26,12 +27,24 @@ _ROUND_COUNTS: _Columns = {
     "emitted": ("token", "tokens emitted", lambda entry: len(entry.emitted)),
     "rows": ("row", "rows of all requests in the step", lambda entry: entry.rows),
     "requests": ("request", "requests that shared the step", lambda entry: entry.requests),
+    "allowed": (
+        "token",
+        "most drafts that the controller allowed, -1 where it was not asked",
+        lambda entry: entry.width,
+    ),
+    "reachable": (
+        "token",
+        "emitted tokens in the drafter's part of the vocabulary, -1 where it has all of it or was not asked",
+        lambda entry: entry.reachable,
+    ),
+    "replays": ("1", "passes run again after refused drafts", lambda entry: entry.replays),
 }
 _ROUND_TIMES: _Columns = {
     "draft_s": ("s", "time spent proposing", lambda entry: entry.draft_s),
     "forward_s": ("s", "time spent in the model", lambda entry: entry.forward_s),
     "sample_s": ("s", "time spent sampling", lambda entry: entry.sample_s),
     "commit_s": ("s", "time spent committing", lambda entry: entry.commit_s),
+    "replay_s": ("s", "time spent running passes again", lambda entry: entry.replay_s),
     "at_s": ("s", "end of the round since submission", lambda entry: entry.at),
 }
 _STEP_COUNTS: _Columns = {
@@ -90,13 +103,15 @@ def trace_dataset(record: RunRecord) -> xarray.Dataset:
     """The trace of a run. Raises EvidenceError if the record contradicts itself.
 
     Dimensions: `position` (output tokens, by absolute position), `round`, `slot` (draft tokens of a round; short rounds are padded
-    with -1), `step` (by engine step number). Strings hold U+2400 in place of NUL, which NetCDF cannot store.
+    with -1), `length` (so many draft tokens), `step` (by engine step number). Totals of speculation are attributes. Strings hold
+    U+2400 in place of NUL, which NetCDF cannot store.
     """
     import xarray
 
     check(record)
     rounds, steps = record.rounds, record.steps
-    widest = max((len(entry.drafted) for entry in rounds), default=0)
+    metrics = Metrics.of([record])
+    widest = max(metrics.widths, default=0)
     variables: dict[str, Any] = {
         "token": _variable("position", _ints(record.tokens, np.int32), "1", "token id"),
         "piece": _variable("position", _strings(record.pieces), "1", "text of the token alone"),
@@ -125,6 +140,21 @@ def trace_dataset(record: RunRecord) -> xarray.Dataset:
             "drafted token ids that were not kept",
         ),
         "note": _variable("round", _strings(entry.note for entry in rounds), "1", "why the round had no draft"),
+        "why": _variable(
+            "round", _strings(entry.why for entry in rounds), "1", "why the controller allowed as many drafts"
+        ),
+        "accepted_rounds": _variable(
+            "length",
+            _ints(metrics.accepted_lengths[length] for length in range(widest + 1)),
+            "1",
+            "rounds with drafts of which so many were accepted",
+        ),
+        "width_rounds": _variable(
+            "length",
+            _ints(metrics.widths[length] for length in range(widest + 1)),
+            "1",
+            "rounds that verified so many drafts",
+        ),
     }
     variables |= _columns("round", rounds, _ROUND_COUNTS, np.int64) | _columns(
         "round", rounds, _ROUND_TIMES, np.float64
@@ -137,9 +167,10 @@ def trace_dataset(record: RunRecord) -> xarray.Dataset:
         ),
         "round": _variable("round", np.arange(len(rounds), dtype=np.int64), "1", "round of this request"),
         "slot": _variable("slot", np.arange(widest, dtype=np.int64), "1", "place in the draft"),
+        "length": _variable("length", np.arange(widest + 1, dtype=np.int64), "token", "draft tokens"),
         "step": _variable("step", _ints(entry.step for entry in steps), "1", "engine step"),
     }
-    return xarray.Dataset(variables, coordinates, _attributes(record))
+    return xarray.Dataset(variables, coordinates, _attributes(record) | _totals(metrics))
 
 
 def _attributes(record: RunRecord) -> dict[str, str | int | float]:
@@ -168,6 +199,11 @@ def _attributes(record: RunRecord) -> dict[str, str | int | float]:
         if isinstance(value, (int, float)):
             attributes[key] = value
     return attributes
+
+
+def _totals(metrics: Metrics) -> dict[str, int | float]:
+    """Attributes; what there is no number for, such as the acceptance without drafts, is NaN."""
+    return {f"total_{key}": float("nan") if value is None else value for key, value in metrics.row().items()}
 
 
 def _columns(dim: str, entries: tuple[Any, ...], columns: _Columns, dtype: Any) -> dict[str, Any]:

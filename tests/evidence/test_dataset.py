@@ -44,7 +44,7 @@ def test_counts_are_conserved(record):
 def test_every_variable_is_described(record):
     data = trace_dataset(record)
     assert data.attrs["schema"] == SCHEMA
-    assert set(data.sizes) == {"position", "round", "slot", "step"}
+    assert set(data.sizes) == {"position", "round", "slot", "length", "step"}
     for name, variable in data.variables.items():
         assert variable.attrs["units"], name
         assert variable.attrs["long_name"], name
@@ -75,7 +75,7 @@ def test_netcdf_keeps_hostile_text_and_big_seeds():
 def test_a_run_without_tokens_is_an_empty_dataset():
     record = run_record(0, drafter="off", rounds=(), steps=(), finish="cancelled")
     data = trace_dataset(record)
-    assert dict(data.sizes) == {"round": 0, "slot": 0, "position": 0, "step": 0}
+    assert dict(data.sizes) == {"round": 0, "slot": 0, "length": 1, "position": 0, "step": 0}
     xarray.testing.assert_identical(_through_netcdf(data), data)
 
 
