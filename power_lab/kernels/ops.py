@@ -346,8 +346,8 @@ class Ops(Protocol):
         column: int,
         slots: Array | None,
     ) -> None:
-        """out[slots[r], column : column + D] = x[r], or x[r] + delta[r], or x[r] + rms_norm(delta[r], post), with the bits that
-        `add_rms_norm` gives x.
+        """out[slots[r], column : column + D] = x[r], or x[r] + delta[r], or x[r] + rms_norm(delta[r], post): what `add_rms_norm` with
+        a `weight` makes of x, rounded to what `out` holds.
 
         x, delta f32 [R, D] are only read; post f32 [D]; out `activation` [any, W]; slots int64 [R], each in one row only. Without
         `slots`, row r goes to row r. A row whose slot is not in `out` goes nowhere.

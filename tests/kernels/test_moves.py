@@ -122,21 +122,32 @@ def test_convolutions_that_cannot_be_are_errors(ops: NumbaOps) -> None:
 def test_replays_are_what_calls_are(ops: NumbaOps) -> None:
     x, table, wide = data.normal(4, 24), data.poison(8, 48), data.poison(4, 60)
     coef, base, previous = data.normal(4, 8, seed=1), data.normal(2, 2, 24, seed=2), np.array([-1, 0, 1, 2], np.int32)
-    slots, index, columns = np.array([7, 1, 0, 5], np.int64), np.array([7, 1, -1, 5], np.int64), np.arange(0, 48, 2)
+    slots, index, columns = (
+        np.array([7, 1, 0, 5], np.int64),
+        np.array([7, 1, -1, 5], np.int64),
+        np.arange(0, 48, 2, np.int32),
+    )
 
-    def forward() -> np.ndarray:
+    def forward() -> tuple[np.ndarray, ...]:
         taken, convolved = ops.empty((4, 48), "float32"), ops.empty((4, 24), "float32")
         ops.dynamic_conv(x, coef, base, 0, previous, convolved)
         ops.tap(x, convolved, base[0, 0], 1e-5, table, 0, slots)
         ops.tap(x, None, None, 1e-5, table, 24, slots)
         ops.take(table, index, taken)
-        ops.scatter_columns(np.ascontiguousarray(values), columns.astype(np.int32), wide)
-        return taken
+        ops.scatter_columns(values, columns, wide)
+        return (taken, *ops.logprobs(wide, columns[:4], 3))
 
     values = data.normal(4, 24, seed=5)
-    want, spread = forward(), wide.copy()
-    graph, result = ops.capture(forward)  # type: ignore[misc]
+    want, spread = forward(), wide.tobytes()
+    graph, results = ops.capture(forward)  # type: ignore[misc]
+    assert not any(map(np.array_equal, results, want)), "recording runs nothing"
     table[:], wide[:] = np.nan, np.nan
     ops.replay(graph)
-    assert result.tobytes() == want.tobytes() and wide.tobytes() == spread.tobytes()
-    assert np.isfinite(result).all() and not result[2].any()
+    assert wide.tobytes() == spread and all(a.tobytes() == b.tobytes() for a, b in zip(results, want, strict=True))
+    assert np.isfinite(results[0]).all() and not results[0][2].any()
+
+
+def test_draws_are_not_recorded(ops: NumbaOps) -> None:
+    """They would read their controls once."""
+    with pytest.raises(RuntimeError, match="cannot be recorded"):
+        ops.capture(lambda: ops.sample(data.normal(1, 9), data.sampling(1), np.zeros(1, np.int32)))

@@ -12,7 +12,7 @@ from typing import Any
 import numba
 from numba import types
 
-from power_lab.kernels.numba import logprobs, rows, sample, team, work
+from power_lab.kernels.numba import rows, sample, team, work
 from power_lab.kernels.quants import QuantType
 
 WHOLE = types.int64
@@ -30,7 +30,6 @@ d2 = _array(types.float64, 2)
 ENTRIES: dict[str, tuple[Any, tuple[types.Type, ...]]] = {
     "run": (team.run, (l1, l2, WHOLE)),
     "sample": (sample.sample, (l1, f2, f2, l2, i1, l2, i1, f1, i1, f3, i2, l2, d2)),
-    "logprobs": (logprobs.logprobs, (l1, f2, i1, f1, i2, f2)),
 }
 """name -> (kernel, argument types)."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numba import carray, njit
 
-from power_lab.kernels.numba.program import Job, f32, i32
+from power_lab.kernels.numba.program import Job, f32, i32, same
 from power_lab.kernels.numba.team import CONV
 from power_lab.kernels.numba.vector import f32_pointer, i32_pointer
 
@@ -37,5 +37,11 @@ def job(x: np.ndarray, coef: np.ndarray, base: np.ndarray, side: int, previous: 
     """Arguments as in `Ops.dynamic_conv`."""
     (rows, d), taps = x.shape, base.shape[1]
     groups = coef.shape[1] // (2 * taps)
+    same(base.shape, (2, taps, d), "shape of the base")
+    same(coef.shape, (rows, 2 * taps * max(groups, 1)), "shape of the coefficients")
+    same(d % groups, 0, "what whole groups leave of the width")
+    same((previous.shape, out.shape), ((rows,), x.shape), "shape of the rows before and of the result")
+    if side not in (0, 1) or np.may_share_memory(x, out):
+        raise ValueError(f"side {side} is 0 or 1, and the result is another array")
     arrays = (f32(x), f32(coef), f32(base), side, i32(previous), f32(out))
     return -(-rows // ROWS), CONV, *arrays, rows, d, taps, groups

@@ -6,8 +6,9 @@ import numpy as np
 from numba import carray, njit, types
 
 from power_lab.kernels.numba import vector as v
-from power_lab.kernels.numba.team import LOGPROBS, share
-from power_lab.kernels.numba.vector import F32, Builder, Span, Value, address, f32_pointer, i32_pointer
+from power_lab.kernels.numba.program import Job, f32, i32
+from power_lab.kernels.numba.team import LOGPROBS
+from power_lab.kernels.numba.vector import F32, Builder, Span, Value, f32_pointer, i32_pointer
 
 
 def _emit_log_sum_exp(b: Builder, logits: Value, count: Value) -> Value:
@@ -53,7 +54,7 @@ def _best(logits, ids, values):
 
 @njit(nogil=True)
 def chunk(job, row, scratch):
-    """One row; `job` int64 words as written by `logprobs`."""
+    """One row; `job` as made by `job`."""
     all_logits, vocabulary, tokens, chosen, all_ids, all_values, top = job[1:8]
     at = all_logits + row * vocabulary * 4
     logits = carray(f32_pointer(at), vocabulary)
@@ -70,11 +71,10 @@ def chunk(job, row, scratch):
             values[i] = values[i] - norm
 
 
-@njit(nogil=True)
-def logprobs(team, logits, tokens, chosen, ids, values):
+def job(logits: np.ndarray, tokens: np.ndarray, chosen: np.ndarray, ids: np.ndarray, values: np.ndarray) -> Job:
     """logits f32 [Q, V], tokens int32 [Q]; writes chosen f32 [Q], ids int32 [Q, top], values f32 [Q, top] with top <= V.
 
     A token that is not in 0..V-1 gets NaN; so does everything in a row that holds NaN.
     """
-    results = (address(chosen), address(ids), address(values), ids.shape[1])
-    share(team, (LOGPROBS, address(logits), logits.shape[1], address(tokens), *results), logits.shape[0])
+    rows, vocabulary = logits.shape
+    return rows, LOGPROBS, f32(logits), vocabulary, i32(tokens), f32(chosen), i32(ids), f32(values), ids.shape[1]

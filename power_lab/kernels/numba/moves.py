@@ -6,7 +6,7 @@ import numpy as np
 from numba import carray, njit
 
 from power_lab.kernels.numba.norm import norm_row
-from power_lab.kernels.numba.program import Job, bits, f32, i32, i64
+from power_lab.kernels.numba.program import Job, bits, f32, i32, i64, same
 from power_lab.kernels.numba.team import SCATTER, TAKE, TAP
 from power_lab.kernels.numba.vector import f32_from_bits, f32_pointer, i32_pointer, i64_pointer
 
@@ -45,6 +45,17 @@ def tap_job(
 ) -> Job:
     """Arguments as in `Ops.tap`; scratch D floats."""
     (rows, d), (count, width) = x.shape, out.shape
+    if not 0 <= column <= width - d:
+        raise ValueError(f"{d} columns from {column} on are not in {width}")
+    if slots is None and count < rows:
+        raise ValueError(f"{rows} rows have no place in {count}")
+    for given, shape, what in (
+        (delta, (rows, d), "is added"),
+        (post, (d,), "norms it"),
+        (slots, (rows,), "places rows"),
+    ):
+        if given is not None:
+            same(given.shape, shape, f"shape of what {what}")
     added = (0 if part is None else f32(part) for part in (delta, post))
     places = 0 if slots is None else i64(slots)
     return -(-rows // ROWS), TAP, f32(x), *added, bits(eps), f32(out), column, places, d, rows, width, count
@@ -68,6 +79,7 @@ def take_chunk(job, index, scratch):
 def take_job(table: np.ndarray, index: np.ndarray, out: np.ndarray) -> Job:
     """Arguments as in `Ops.take`."""
     rows, width = out.shape
+    same((*index.shape, table.shape[1]), (rows, width), "shape of what is taken")
     return -(-rows // ROWS), TAKE, f32(table), len(table), i64(index), rows, width, f32(out)
 
 
@@ -87,4 +99,5 @@ def scatter_chunk(job, index, scratch):
 def scatter_job(values: np.ndarray, ids: np.ndarray, out: np.ndarray) -> Job:
     """Arguments as in `Ops.scatter_columns`."""
     (rows, n), vocabulary = values.shape, out.shape[1]
+    same((len(out), *ids.shape), (rows, n), "rows and columns of the result")
     return -(-rows // FEW), SCATTER, f32(values), i32(ids), f32(out), rows, n, vocabulary

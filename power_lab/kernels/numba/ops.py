@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,8 @@ from power_lab.kernels.numba import (
     sample,
 )
 from power_lab.kernels.numba import rope as rope_kernels
-from power_lab.kernels.numba.program import Job, Program, address, words
+from power_lab.kernels.numba.host import Copied, InPlace
+from power_lab.kernels.numba.program import Job, Program, address, same, within, words
 from power_lab.kernels.numba.team import PITCH, SCRATCH, Team, run
 from power_lab.kernels.ops import (
     BLOCK,
@@ -184,9 +184,9 @@ class NumbaOps:
 
     def embed(self, table: Weight, ids: Array, out: Array, scale: float = 1.0, drawn: Array | None = None) -> None:
         plan, cols, _ = self._plan((table,))
-        _same(out.shape, (*ids.shape, cols), "shape of the embedded rows")
+        same(out.shape, (*ids.shape, cols), "shape of the embedded rows")
         if self._recorded is None:
-            _within(ids, table.rows, "token id", first=0 if drawn is None else -len(drawn))
+            within(ids, table.rows, "token id", first=0 if drawn is None else -len(drawn))
         self._do(embed.job(plan, ids, out, scale, drawn), plan, ids, out, drawn)
 
     def rms_norm(self, x: Array, weight: Array, eps: float, out: Array) -> None:
@@ -195,39 +195,39 @@ class NumbaOps:
     def add_rms_norm(
         self, x: Array, delta: Array, post: Array | None, weight: Array | None, eps: float, out: Array
     ) -> None:
-        _same(delta.shape, x.shape, "shape of what is added")
+        same(delta.shape, x.shape, "shape of what is added")
         self._norm(x, delta, post, weight, eps, out)
 
     def _norm(
         self, x: Array, delta: Array | None, post: Array | None, weight: Array | None, eps: float, out: Array
     ) -> None:
-        _same(out.shape, x.shape, "shape of the result")
+        same(out.shape, x.shape, "shape of the result")
         for vector in (post, weight):
             if vector is not None:
-                _same(vector.shape[0], x.shape[1], "norm width")
+                same(vector.shape[0], x.shape[1], "norm width")
         self._do(norm.job(x, delta, post, weight, eps, out), x, delta, post, weight, out)
 
     def gather_rms_norm(
         self, x: Array, delta: Array, post: Array | None, weight: Array, eps: float, rows: Array, out: Array
     ) -> None:
-        _same(out.shape, (rows.shape[0], x.shape[1]), "shape of the result")
+        same(out.shape, (rows.shape[0], x.shape[1]), "shape of the result")
         if self._recorded is None:
-            _within(rows, x.shape[0], "row")
+            within(rows, x.shape[0], "row")
         self._norm(x, delta, post, weight, eps, x)
         self._do(embed.gather_job(x, rows, out), x, rows, out)
 
     def linear(self, x: Array, weights: tuple[Weight, ...], out: Array, bias: Array | None = None) -> None:
         plan, cols, width = self._plan(weights)
-        _same(x.shape[1], cols, "input width")
-        _same(out.shape, (x.shape[0], width), "shape of the result")
+        same(x.shape[1], cols, "input width")
+        same(out.shape, (x.shape[0], width), "shape of the result")
         if bias is not None:
-            _same(bias.shape[0], width, "bias width")
+            same(bias.shape[0], width, "bias width")
         self._do(linear.job(x, plan, out, bias, linear.NONE, self.threads), x, plan, out, bias)
 
     def gate_up(self, x: Array, gate: Weight, up: Weight, out: Array, activation: Activation = "silu") -> None:
         plan, cols, width = self._plan((gate, up))
-        _same(x.shape[1], cols, "input width")
-        _same((x.shape[0], width), (out.shape[0], 2 * out.shape[1]), "shape of the result")
+        same(x.shape[1], cols, "input width")
+        same((x.shape[0], width), (out.shape[0], 2 * out.shape[1]), "shape of the result")
         if x.shape[0] > FEW_ROWS:
             self._reserve(linear.scratch_floats(cols, x.shape[0]))
         self._do(linear.job(x, plan, out, None, linear.ACTIVATIONS[activation], self.threads), x, plan, out)
@@ -243,10 +243,10 @@ class NumbaOps:
         norms: tuple[Array, Array] | None = None,
         eps: float = 0.0,
     ) -> None:
-        _same(qkv.shape[1], (q_heads + 2 * cache.heads) * cache.head_dim, "width of queries, keys and values")
+        same(qkv.shape[1], (q_heads + 2 * cache.heads) * cache.head_dim, "width of queries, keys and values")
         if norms is not None and norms[0].shape[0] != cache.head_dim:
-            _same(norms[0].shape[0], q_heads * cache.head_dim, "query norm")
-            _same(norms[1].shape[0], cache.heads * cache.head_dim, "key norm")
+            same(norms[0].shape[0], q_heads * cache.head_dim, "query norm")
+            same(norms[1].shape[0], cache.heads * cache.head_dim, "key norm")
         job = rope_kernels.job(qkv, batch, rope, interleaved, q_heads, cache, norms, eps)
         self._do(job, qkv, batch, rope, cache, norms)
 
@@ -263,10 +263,10 @@ class NumbaOps:
         temperature: Array | None = None,
         sinks: Array | None = None,
     ) -> None:
-        _same(out.shape, (qkv.shape[0], q_heads * cache.head_dim), "shape of the result")
+        same(out.shape, (qkv.shape[0], q_heads * cache.head_dim), "shape of the result")
         self._reserve(attention.scratch_floats(q_heads // cache.heads, cache.head_dim))
         if sinks is not None:
-            _same(sinks.shape, (q_heads,), "one sink for each query head")
+            same(sinks.shape, (q_heads,), "one sink for each query head")
         job = attention.job(qkv, batch, q_heads, scale, cache, out, window, softcap, temperature, sinks, self.threads)
         self._do(job, qkv, batch, cache, out, temperature, sinks)
 
@@ -283,40 +283,21 @@ class NumbaOps:
         column: int,
         slots: Array | None,
     ) -> None:
-        if not 0 <= column <= out.shape[1] - x.shape[1]:
-            raise ValueError(f"{x.shape[1]} columns from {column} on are not in {out.shape[1]}")
-        for given, shape, what in (
-            (delta, x.shape, "is added"),
-            (post, x.shape[1:], "norms it"),
-            (slots, x.shape[:1], "places rows"),
-        ):
-            if given is not None:
-                _same(given.shape, shape, f"shape of what {what}")
-        if slots is None and len(out) < len(x):
-            raise ValueError(f"{len(x)} rows have no place in {len(out)}")
         self._reserve(x.shape[1])
         self._do(moves.tap_job(x, delta, post, eps, out, column, slots), x, delta, post, out, slots)
 
     def take(self, table: Array, index: Array, out: Array) -> None:
-        _same(out.shape, (*index.shape, table.shape[1]), "shape of the result")
         self._do(moves.take_job(table, index, out), table, index, out)
 
     def scatter_columns(self, values: Array, ids: Array, out: Array) -> None:
-        _same(values.shape, (len(out), *ids.shape), "shape of the values")
         self._do(moves.scatter_job(values, ids, out), values, ids, out)
 
     def dynamic_conv(self, x: Array, coef: Array, base: Array, side: int, previous: Array, out: Array) -> None:
-        _same(out.shape, x.shape, "shape of the result")
-        _same(previous.shape, x.shape[:1], "one row before each row")
-        _same(base.shape[::2], (2, x.shape[1]), "sides and width of the base")
-        groups = coef.shape[1] // (2 * base.shape[1])
-        _same(coef.shape, (len(x), 2 * base.shape[1] * max(groups, 1)), "shape of the coefficients")
-        _same(x.shape[1] % groups, 0, "what whole groups leave of the width")
-        if side not in (0, 1) or np.may_share_memory(x, out):
-            raise ValueError(f"side {side} is 0 or 1, and the result is another array")
         self._do(conv.job(x, coef, base, side, previous, out), x, coef, base, previous, out)
 
     def sample(self, logits: Array, rows: SampleRows, tokens: Array, draw: Draw = "limited") -> None:
+        if self._recorded is not None:
+            raise RuntimeError("draws read their controls when they are called: they cannot be recorded")
         controls = (rows.temperature, rows.top_k, rows.top_p, rows.min_p, rows.repetition, rows.presence)
         packed = np.stack(controls, axis=1, dtype=np.float32, casting="unsafe")
         keys = np.stack([rows.seeds.view(np.int64), rows.positions], axis=1)
@@ -329,13 +310,10 @@ class NumbaOps:
 
     def logprobs(self, logits: Array, tokens: Array, top: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         count, top = logits.shape[0], min(top, logits.shape[1])
-        chosen, ids, values = (
-            np.empty(count, np.float32),
-            np.empty((count, top), np.int32),
-            np.empty((count, top), np.float32),
-        )
-        self._wake()
-        logprobs.logprobs(self._block, logits, tokens, chosen, ids, values)
+        same(tokens.shape, (count,), "one token for each row")
+        chosen, ids = np.empty(count, np.float32), np.empty((count, top), np.int32)
+        values = np.empty((count, top), np.float32)
+        self._do(logprobs.job(logits, tokens, chosen, ids, values), logits, tokens, chosen, ids, values)
         return chosen, ids, values
 
     # --- jobs ---------------------------------------------------------------------------------------------------------------------
@@ -377,7 +355,7 @@ class NumbaOps:
         self.prepare(weight.type for weight in weights)
         described, start = [], 0
         for weight in weights:
-            _same(weight.cols, weights[0].cols, "input width of stacked weights")
+            same(weight.cols, weights[0].cols, "input width of stacked weights")
             table, shape = self._row_functions[weight.type].table, (weight.rows, weight.cols, weight.data.shape[1])
             described.append([address(table), address(weight.data), *shape, start])
             start += weight.rows
@@ -402,38 +380,3 @@ class NumbaOps:
         if self._loop is None:
             self.warm_up()
         self._team.wake()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class InPlace:
-    """`Staging` where host and device share memory."""
-
-    raw: np.ndarray
-
-    def open(self) -> np.ndarray:
-        return self.raw
-
-    def send(self, nbytes: int) -> None:
-        """It is there."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Copied:
-    """`Fetched` arrays."""
-
-    arrays: tuple[np.ndarray, ...]
-    seconds: float = 0.0
-
-    def get(self) -> tuple[np.ndarray, ...]:
-        return self.arrays
-
-
-def _same(given: object, expected: object, what: str) -> None:
-    """Kernels compute addresses: a wrong width must stop here."""
-    if given != expected:
-        raise ValueError(f"{what} is {given}, expected {expected}")
-
-
-def _within(numbers: np.ndarray, count: int, what: str, first: int = 0) -> None:
-    if len(numbers) and not (numbers.min() >= first and numbers.max() < count):
-        raise IndexError(f"{what} outside {first}..{count - 1}")

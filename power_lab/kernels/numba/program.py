@@ -72,3 +72,14 @@ def _checked(array: np.ndarray, dtype: type[np.generic]) -> int:
             f"an array of {array.dtype} {array.shape} {array.strides} where {dtype.__name__} in one piece is expected"
         )
     return array.__array_interface__["data"][0]
+
+
+def same(given: object, expected: object, what: str) -> None:
+    """Kernels compute addresses: a wrong width must stop here."""
+    if given != expected:
+        raise ValueError(f"{what} is {given}, expected {expected}")
+
+
+def within(numbers: np.ndarray, count: int, what: str, first: int = 0) -> None:
+    if len(numbers) and not (numbers.min() >= first and numbers.max() < count):
+        raise IndexError(f"{what} outside {first}..{count - 1}")

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -121,3 +126,12 @@ def test_convolutions_that_cannot_be_are_errors() -> None:
     for wrong in (normal(2, 20), normal(2, 3), normal(1, 12)):
         with pytest.raises(ValueError, match="shapes of a convolution"):
             conv.dynamic_conv(x, wrong, base, 0, previous, poison(2, 24))
+
+
+def test_every_kernel_compiles_for_hopper() -> None:
+    """In a process of its own, since this one interprets."""
+    script = Path(__file__).with_name("compile_moves.py")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = str(Path(__file__).parents[3])
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=170, env=environment)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

@@ -1,0 +1,82 @@
+"""Compiles what drafters add to a step for sm_90, without a GPU, as its launches would. Run by test_moves; prints resource use.
+
+Fails where a kernel spills, writes before it has waited, or sums squares in another order than the norm whose bits it promises.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from triton.compiler import CompiledKernel
+
+from power_lab.kernels.ops import Array
+from power_lab.kernels.triton.variants import DryOps, Variants
+from tests.kernels.triton.cubin import resources
+
+WIDTHS = (576, 1536, 4096, 8192)
+
+
+class Compiled(Variants):
+    """Compiles what is launched, at once."""
+
+    def __init__(self) -> None:
+        super().__init__(90, None)
+        self.kernels: list[CompiledKernel] = []
+
+    def submit(self, key: str, compile_fn: Callable[[], Any], finalize_fn: Callable[[Any], None]) -> Any:
+        self.kernels.append(compile_fn())
+        return super().submit(key, compile_fn, finalize_fn)
+
+
+def check(kernel: CompiledKernel) -> None:
+    ptx, (shared, registers, stack) = kernel.asm["ptx"], resources(kernel)
+    print(f"{kernel.metadata.name}: shared {shared}, registers {registers}, stack {stack}")
+    assert registers <= 128 and stack == 0, kernel.metadata.name
+    begun, waited = ptx.index("griddepcontrol.launch_dependents"), ptx.index("griddepcontrol.wait")
+    assert begun < waited and "st.global" not in ptx[:waited] and "st.global" in ptx[waited:], kernel.metadata.name
+    assert "div.full" not in ptx and "fma" not in ptx, kernel.metadata.name
+
+
+def sums(kernel: CompiledKernel) -> list[str]:
+    """How the threads share what each sum adds."""
+    code = kernel.asm["ttgir"]
+    layouts = dict(re.findall(r"^(#\w+) = (.*)$", code, re.MULTILINE))
+    return [layouts[name] for name in re.findall(r"^\s*\}\) : \(tensor<\d+xf32, (#\w+)>\) -> f32", code, re.MULTILINE)]
+
+
+def launched(compiled: Compiled, ops: DryOps, width: int, layers: int) -> tuple[list[CompiledKernel], list[str]]:
+    """What a drafter of this width launches, and the order of the sums of squares of a layer's norm, whose result is bf16."""
+    empty: Callable[..., Array] = ops.empty
+    x, delta, post = empty((8, width), "float32"), empty((8, width), "float32"), empty((width,), "float32")
+    before = len(compiled.kernels)
+    ops.add_rms_norm(x, delta, post, post, 1e-5, empty((8, width), "bfloat16"))
+    orders = [sum for kernel in compiled.kernels[before:] for sum in sums(kernel)]
+    before = len(compiled.kernels)
+    table, slots = empty((1000, layers * width), "bfloat16"), empty((8,), "int64")
+    for tapped in ((x, None, None), (x, delta, None), (x, delta, post)):
+        for places in (None, slots):
+            ops.tap(*tapped, 1e-5, table, width, places)
+    ops.take(table, slots, empty((8, layers * width), "bfloat16"))
+    ops.scatter_columns(empty((8, 16384), "float32"), empty((16384,), "int32"), empty((8, 49152), "float32"))
+    coef, base, previous = empty((8, width // 4), "float32"), empty((2, 2, width), "float32"), empty((8,), "int32")
+    narrow = empty((8, width), "bfloat16")
+    ops.dynamic_conv(narrow, coef, base, 0, previous, empty((8, width), "bfloat16"))
+    ops.dynamic_conv(x, coef, base, 1, previous, delta)
+    return compiled.kernels[before:], orders
+
+
+def main() -> None:
+    with Compiled() as compiled:
+        ops = DryOps()
+        for width in WIDTHS:
+            kernels, orders = launched(compiled, ops, width, 4)
+            for kernel in kernels:
+                check(kernel)
+            found = [sum for kernel in kernels for sum in sums(kernel) if kernel.metadata.name == "_tap"]
+            assert len(found) == 2 and set(found) == set(orders), (width, found, orders)
+
+
+if __name__ == "__main__":
+    main()
