@@ -28,7 +28,7 @@ sys.path.insert(0, str(ROOT))
 
 from bench.cpu import about  # noqa: E402
 from bench.floors import card  # noqa: E402
-from bench.prompts import prompts  # noqa: E402
+from bench.prompts import spread  # noqa: E402
 from power_lab.engine import intake  # noqa: E402
 from power_lab.engine.config import EngineConfig, Paths  # noqa: E402
 from power_lab.engine.engine import Engine  # noqa: E402
@@ -88,9 +88,7 @@ class Campaign:
         self.engine = self._engine()
         facts = self.engine.facts
         self.facts = {"model": facts.model, "sha256": facts.sha256, "digest": facts.digest, "versions": facts.versions}
-        chosen = prompts()
-        step = len(chosen) / args.prompts
-        self.prompts = [intake.encode(self._loaded.tokenizer, chosen[int(i * step)][1]) for i in range(args.prompts)]
+        self.prompts = [intake.encode(self._loaded.tokenizer, text) for _, text in spread(args.prompts)]
         self.reference: list[RunRecord] = []
         self.cells: list[dict[str, Any]] = []
 

@@ -51,3 +51,40 @@ def prompts() -> list[tuple[str, str]]:
         ("long", f"Here is a licence.\n\n{long[at : at + 3200]}\n\nWhat does it allow?") for at in range(0, 5000, 1000)
     ]
     return made
+
+
+def spread(count: int) -> list[tuple[str, str]]:
+    """So many of the 100 prompts, evenly taken, so that every kind is among them."""
+    chosen = prompts()
+    return [chosen[int(i * len(chosen) / count)] for i in range(count)]
+
+
+REPEATED = (
+    "Count from 1 to 100 in words of one line each, like 'This is line 1.', 'This is line 2.' and so on.",
+    'Write the sentence "The quick brown fox jumps over the lazy dog." thirty times, one a line.',
+    "Print a table of the squares of 1 to 40 in the form '1 x 1 = 1', one a line.",
+    "Write a JSON list of 20 objects with the keys id, name, email and active.",
+    "Write the days of the week again and again, ten times, one a line.",
+    "Write the multiplication table of 7 up to 7 x 40, one a line.",
+    "Say the alphabet with a word for each letter, like 'A is for apple.', then say all of it once more.",
+    "Write an SQL script that inserts 30 rows into the table users(id, name, age).",
+    "Copy this list three times: red, orange, yellow, green, blue, indigo, violet.",
+    "Write a chess board of 8 x 8 in HTML, cell by cell, without any loop.",
+)  # what is said is said again: nearly every draft can be right
+TONGUES = (
+    "Explique la diferencia entre un río y un lago.",
+    "Erzähle eine kurze Geschichte über einen Fuchs und einen Raben.",
+    "Décris une journée d'hiver à la campagne.",
+    "Quais são os ingredientes de um bom pão?",
+    "Spiega come funziona una bussola.",
+    "Hoe maak je een papieren vliegtuig?",
+    "Vad är skillnaden mellan en katt och en hund?",
+    "Dlaczego niebo jest niebieskie?",
+    "Güneş neden doğudan doğar?",
+    "Расскажи о реке Волге.",
+    "请介绍一下长城的历史。",
+    "춘천은 어떤 도시입니까?",
+    "ما هي عاصمة مصر؟",
+    "भारत की सबसे लंबी नदी कौन सी है?",
+    "Ποια είναι η πρωτεύουσα της Ελλάδας;",
+)

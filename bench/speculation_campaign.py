@@ -1,0 +1,117 @@
+"""Exactness of speculation: every pair of drafter, width, temperature, batch and cache, whole outputs compared."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any
+
+from tqdm.auto import tqdm
+
+from bench.exactness import KV_TOKENS
+from bench.exactness import cell as compared
+from bench.prompts import spread
+from bench.speculation_engines import Engines, Log, counts
+from power_lab.engine import intake
+from power_lab.engine.engine import Engine
+from power_lab.engine.request import SamplingParams
+from power_lab.engine.trace import RunRecord
+from tests.pairs import all_pairs
+
+WIDTHS = (1, 3, 7, 15, "cost", "adaptive")
+TEMPERATURES = (0.0, 0.8)
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--batches", type=int, nargs=2, default=[1, 8], help="requests at once")
+    parser.add_argument("--cells", type=int, nargs=2, metavar=("FIRST", "END"), help="only these of the array")
+
+
+def run(args: argparse.Namespace) -> int:
+    """All cells; 1 unless every output of each is the reference's."""
+    campaign = Campaign(args)
+    array = cases(list(campaign.engines.drafters), args.batches)
+    print(f"{len(array)} cells of {args.prompts} prompts and {args.tokens} tokens")
+    for number, case in enumerate(array):
+        if args.cells is None or args.cells[0] <= number < args.cells[1]:
+            campaign.run(number, case)
+    return int(any(cell["identical"] != cell["of"] for cell in campaign.log.cells))
+
+
+def cases(drafters: list[str], batches: list[int]) -> list[dict[str, Any]]:
+    """An array in which every pair of values of any two axes occurs."""
+    axes = {
+        "drafter": drafters,
+        "width": WIDTHS,
+        "temperature": TEMPERATURES,
+        "batch": batches,
+        "cache": ("cold", "warm"),
+    }
+    return all_pairs(axes)
+
+
+class Campaign:
+    """All cells against requests alone, without speculation, from an empty cache."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        self.log = Log(args)
+        self.engines = Engines(args, kv_tokens=KV_TOKENS, max_batch=max(args.batches))
+        plain = self.engines.of("off")
+        self.log.of_engine(plain)
+        self.prompts = [intake.encode(self.engines.tokenizer, text) for _, text in spread(args.prompts)]
+        self._references: dict[float, list[RunRecord]] = {}
+
+    def run(self, number: int, case: dict[str, Any]) -> None:
+        expected = [record.tokens for record in self._reference(case["temperature"])]
+        engine = self.engines.of(case["drafter"])
+        engine.drop_prefixes()
+        warm = case["cache"] == "warm"
+        name = f"{number:2} {case['drafter']}, {case['width']}, T={case['temperature']}, batch {case['batch']}, {case['cache']}"
+        if warm:  # whatever earlier answers left is gone, so that only prompts are cached
+            self._answers(engine, case | {"drafter": "off", "batch": max(self.args.batches)}, 1, "fill", cold=False)
+        start = time.monotonic()
+        records = self._answers(engine, case, self.args.tokens, name, cold=not warm)
+        made = case | compared(name, records, expected, time.monotonic() - start) | counts(records)
+        found = sum(record.cached for record in records)
+        missed = sum((len(tokens) - 1) // 64 * 64 for tokens in self.prompts) if warm else 0
+        if found < missed:  # a warm cell that was not warm would prove nothing
+            raise SystemExit(f"{name}: {found} of {missed} tokens were cached")
+        if not made["drafted"]:
+            raise SystemExit(f"{name}: nothing was drafted: {records[0].rounds[-1].note}")
+        told = f"{made['accepted']}/{made['drafted']} accepted, {made['tokens_per_pass']:.2f} a pass, {made['tokens_per_s']:.0f} tok/s"
+        self.log.add(made, f"{name:52} {made['identical']:3} of {made['of']:3}   {told}")
+
+    def _reference(self, temperature: float) -> list[RunRecord]:
+        if temperature not in self._references:
+            case = {"drafter": "off", "width": 1, "temperature": temperature, "batch": 1}
+            name = f"reference, T={temperature}"
+            self._references[temperature] = self._answers(
+                self.engines.of("off"), case, self.args.tokens, name, cold=True
+            )
+        return self._references[temperature]
+
+    def _answers(self, engine: Engine, case: dict[str, Any], tokens: int, name: str, *, cold: bool) -> list[RunRecord]:
+        """`cold`: the requests of a batch find an empty cache; what they share is computed once."""
+        records = []
+        for at in tqdm(range(0, len(self.prompts), case["batch"]), desc=name, leave=False, disable=None):
+            numbers = range(at, min(at + case["batch"], len(self.prompts)))
+            tickets = [engine.submit(self.prompts[i], self._params(i, case, tokens)) for i in numbers]
+            records += [ticket.result() for ticket in tickets]
+            if cold:
+                engine.drop_prefixes()
+        engine.check()
+        return records
+
+    def _params(self, index: int, case: dict[str, Any], tokens: int) -> SamplingParams:
+        width = case["width"]
+        fixed = isinstance(width, int)
+        return SamplingParams(
+            max_tokens=tokens,
+            temperature=case["temperature"],
+            seed=index,
+            ignore_eos=True,
+            speculate=case["drafter"],
+            width=width if fixed else max(w for w in WIDTHS if isinstance(w, int)),
+            controller="fixed" if fixed else width,
+        )
