@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from tqdm.auto import tqdm
@@ -38,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     return int(any(cell["identical"] != cell["of"] for cell in campaign.log.cells))
 
 
-def cases(drafters: list[str], batches: list[int]) -> list[dict[str, Any]]:
+def cases(drafters: Sequence[str], batches: list[int]) -> list[dict[str, Any]]:
     """An array in which every pair of values of any two axes occurs."""
     axes = {
         "drafter": drafters,

@@ -2,8 +2,8 @@
 
 The drafter knows what the target said in a recorded run and errs by a seeded coin at each position, so that a draft is right with the set
 chance if those before it were. Before that it runs a small decoder of its own over the request, as a draft model does, or waits for a given
-time. The bound beside each figure is tokens a pass times the cost of a plain step over that of a round, from the phases' own times: what is
-missing to it is the host's.
+time. The bound beside each figure is tokens a pass times the cost of a plain step over that of a round's drafting, forward pass and
+sampling: what is missing to it is the rest of the host's work.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from bench.speculation_engines import Cell, Log, counts
 from power_lab.engine.config import EngineConfig, Paths
 from power_lab.engine.engine import Engine
 from power_lab.engine.loader import Loaded, LoadedDraft
-from power_lab.engine.request import SamplingParams
+from power_lab.engine.request import Drafting, SamplingParams
 from power_lab.engine.speculation.drafters import Draft, DraftAsk, Drafter
 from power_lab.engine.trace import RunRecord
 from power_lab.kernels.table import select
@@ -129,7 +129,7 @@ class Curve:
                 record = self._warm(width)
                 if list(record.tokens) != known[PROMPT:]:
                     raise SystemExit(f"width {width}, acceptance {acceptance}: another output than plain decoding")
-                self._tell(acceptance, width, record, step, device)
+                self._tell(acceptance, width, record, step)
 
     def _use(self, make: Callable[[str], Drafter]) -> None:
         self.engine._proposer._make = make
@@ -143,12 +143,12 @@ class Curve:
         self._answer("ngram", width)
         return self._answer("ngram", width)
 
-    def _answer(self, drafter: str, width: int) -> RunRecord:
+    def _answer(self, drafter: Drafting, width: int) -> RunRecord:
         widths: dict[str, Any] = {"width": width, "controller": "fixed"} if width else {"width": max(self.args.widths)}
         params = SamplingParams(max_tokens=self.args.tokens, ignore_eos=True, speculate=drafter, **widths)
         return self.engine.submit(self._prompt, params).result()
 
-    def _tell(self, acceptance: float, width: int, record: RunRecord, step: float, device: float) -> None:
+    def _tell(self, acceptance: float, width: int, record: RunRecord, step: float) -> None:
         rounds = record.rounds[1:]
         spent = rounds[-1].at - record.rounds[0].at
         said = sum(len(entry.emitted) for entry in rounds)
@@ -158,7 +158,7 @@ class Curve:
             "acceptance_set": acceptance,
             "width": width or "default",
             "speed_up": round(step * said / spent, 4),
-            "bound": round(per_pass * device / round_s, 4),
+            "bound": round(per_pass * step / round_s, 4),
             "expected_tokens_per_pass": _expected(acceptance, width) if width else None,
             "draft_ms": round(1e3 * statistics.mean(entry.draft_s for entry in rounds), 4),
             "verify_ms": round(1e3 * statistics.median(entry.forward_s for entry in rounds), 4),

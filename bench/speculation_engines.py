@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 from bench.cpu import about
 from bench.floors import card
@@ -34,10 +34,10 @@ class Engines:
 
     def __init__(self, args: argparse.Namespace, **settings: Any) -> None:
         self._args, self._settings = args, settings
-        self.drafters = dict(drafter(text) for text in args.drafters)
+        self.drafters: dict[Drafting, str] = dict(drafter(text) for text in args.drafters)
         self._made: dict[str, Engine] = {}
 
-    def of(self, drafter: str) -> Engine:
+    def of(self, drafter: Drafting) -> Engine:
         """Where requests may ask for this drafter; "off" is plain decoding, in an engine that has no draft weights."""
         draft = self.drafters.get(drafter, "")
         if draft not in self._made:
@@ -53,16 +53,16 @@ class Engines:
             self._made[draft] = Engine(config, loaded=made, threaded=False)
         return self._made[draft]
 
-    def memory_mb(self, drafter: str) -> float:
+    def memory_mb(self, drafter: Drafting) -> float:
         return round(self.of(drafter).memory().total / 1e6, 1)
 
 
-def drafter(text: str) -> tuple[str, str]:
+def drafter(text: str) -> tuple[Drafting, str]:
     """NAME[=DRAFT]."""
     name, _, draft = text.partition("=")
     if name not in get_args(Drafting) or name == "off":
         raise SystemExit(f"--drafters: {name!r} is not a drafter")
-    return name, draft
+    return cast(Drafting, name), draft
 
 
 class Log:

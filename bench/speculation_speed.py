@@ -1,8 +1,8 @@
 """Speed of speculation beside plain decoding, paired in one run: every prompt is answered by every arm, one after another, in turns.
 
 A request's seconds are all of it, from submission to its last token, prompt included. Answers end where the model ends them. Each request
-has a cache namespace of its own: none finds another's prefix, nor its own answer in an n-gram drafter's memory. Controllers and measured costs
-live on, as they do in an engine that serves. An answer that differs between arms ends the run.
+has a cache namespace of its own: none finds another's prefix, nor its own answer in an n-gram drafter's memory. Controllers and measured
+costs live on, as they do in an engine that serves. An answer that differs between arms ends the run.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from typing import Any
 import numpy as np
 from tqdm.auto import tqdm
 
+from bench.exactness import KV_TOKENS
 from bench.prompts import REPEATED, TONGUES, spread
 from bench.speculation_engines import Cell, Engines, Log, counts
 from power_lab.engine import intake
-from power_lab.engine.request import SamplingParams
+from power_lab.engine.request import Drafting, SamplingParams
 from power_lab.engine.trace import RunRecord
 
 RESAMPLES = 10_000
@@ -33,7 +34,7 @@ ADVERSARIAL = ("random", "tongues")
 class Arm:
     """A way of decoding; width 0 is the default controller, drafter "off" is plain."""
 
-    drafter: str
+    drafter: Drafting
     width: int = 0
 
     @property
@@ -82,7 +83,7 @@ class Speed:
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
         self.log = Log(args)
-        self.engines = Engines(args, max_batch=1)
+        self.engines = Engines(args, max_batch=1, kv_tokens=KV_TOKENS)
         self.log.of_engine(self.engines.of("off"))
         drafters = list(self.engines.drafters)
         self.arms = [PLAIN, *(Arm(name, width) for name in drafters for width in (0, *args.widths))]
@@ -186,7 +187,7 @@ class Speed:
             **counts(records),
         }
 
-    def _hindsight(self, drafter: str, kind: str, numbers: Sequence[int]) -> Cell:
+    def _hindsight(self, drafter: Drafting, kind: str, numbers: Sequence[int]) -> Cell:
         """Of the fixed widths, plain decoding among them, the fastest on these prompts, beside the default controller."""
         fixed = {0: self.samples[PLAIN]} | {w: self.samples[Arm(drafter, w)] for w in self.args.widths}
         seconds = {width: float(samples.of(numbers).sum()) for width, samples in fixed.items()}
