@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from power_lab.conversation import TURN_OPTIONS, Conversation
-from power_lab.engine.config import EngineConfig, HostSettings, Paths, user_path
+from power_lab.engine.config import EngineConfig, HostSettings, Paths, names_model, user_path
 from power_lab.engine.request import SamplingParams
 from power_lab.errors import ConfigError, EngineClosed, EngineInUse, RequestCancelled, StepFailed
 from power_lab.keywords import plain, sampling
@@ -132,7 +132,7 @@ class Lab:
         from power_lab.models import locate
 
         client = self._connected()
-        draft = config.draft and locate(config.draft, self._paths)
+        draft = locate(config.draft, self._paths) if names_model(config.draft) else config.draft
         found = msgspec.structs.replace(config, model=locate(config.model, self._paths), draft=draft)
 
         def use(loaded: Loaded) -> None:

@@ -9,26 +9,38 @@ from functools import partial
 from power_lab.engine import memory, prefix
 from power_lab.engine.blocks import BlockPool
 from power_lab.engine.config import EngineConfig
+from power_lab.engine.graphs import coverage_of
 from power_lab.engine.loader import Loaded
 from power_lab.engine.memory import PoolPlan
 from power_lab.engine.runner import Observer, Runner, Sizes
 from power_lab.engine.scheduler import Limits, Scheduler
 from power_lab.engine.speculation.drafters import make as make_drafter
+from power_lab.engine.speculation.drafters import resolve
 from power_lab.engine.speculation.drafters.model import ModelDrafter
+from power_lab.engine.speculation.drafters.neural import Companion, Room
+from power_lab.engine.speculation.drafters.neural.choice import remedy
 from power_lab.engine.speculation.transaction import Proposer
 from power_lab.engine.speculation.width.costs import MeasuredCosts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Parts:
-    """Of one engine. draft: the draft model as a drafter, if there is one. pool: how the KV pools came to their size."""
+    """Of one engine.
+
+    Attributes:
+        draft: the draft model as a drafter, companion: the trained drafter, if there is one.
+        pool: how the KV pools came to their size.
+        resolve: the drafter that a request's `speculate` means.
+    """
 
     runner: Runner
     draft: ModelDrafter | None
+    companion: Companion | None
     pool: PoolPlan
     scheduler: Scheduler
     costs: MeasuredCosts
     proposer: Proposer
+    resolve: Callable[[str], str]
 
 
 def assemble(config: EngineConfig, loaded: Loaded, clock: Callable[[], float], observer: Observer | None) -> Parts:
@@ -39,27 +51,48 @@ def assemble(config: EngineConfig, loaded: Loaded, clock: Callable[[], float], o
     limits = Limits.of(config)
     longest = min(loaded.context, config.context or loaded.context)
     graphs = config.graph_mb > 0
-    budget, draft_budget = memory.graph_budgets(config, loaded.draft is not None)
+    drafts = loaded.draft is not None or loaded.trained is not None
+    budget, draft_budget = memory.graph_budgets(config, drafts)
     sizes = Sizes(limits.step_tokens, limits.sampled_rows, limits.max_batch, longest)
-    runner = Runner(loaded.model, sizes, clock=clock, graph_bytes=budget, graphs=graphs, observer=observer)
+    companion: Companion | None = None
+    if loaded.trained is not None:  # before anything is captured: all scratch is one
+        rows = coverage_of(loaded.model.ops).cover(limits.step_tokens) or limits.step_tokens
+        room = Room(
+            rows=rows, batch=limits.max_batch, context=longest, clock=clock, graph_bytes=draft_budget, graphs=graphs
+        )
+        companion = loaded.trained.companion(room)
+    runner = Runner(
+        loaded.model,
+        sizes,
+        clock=clock,
+        graph_bytes=budget,
+        graphs=graphs,
+        observer=observer,
+        companion=companion,
+    )
     draft: ModelDrafter | None = None
     if loaded.draft is not None:  # before anything is captured: both runners' scratch is one
         model = loaded.draft.model
         draft = ModelDrafter(model, limits, longest, clock=clock, graph_bytes=draft_budget, graphs=graphs)
     page_bytes = runner.model.page_bytes + (draft.runner.model.page_bytes if draft is not None else 0)
-    pool = memory.plan(config, longest, page_bytes, runner.ops.free_bytes())
+    page_bytes += companion.page_bytes if companion is not None else 0
+    free = runner.ops.free_bytes()
+    if free is not None and companion is not None:
+        free = max(0, free - companion.scratch_bytes)
+    pool = memory.plan(config, longest, page_bytes, free)
     runner.make_pool(pool.pages)
     if draft is not None:
         draft.make_pool(pool.pages)
     root = partial(prefix.model_root, loaded.facts)
     scheduler = Scheduler(BlockPool(pool.pages), limits, root, reuse=config.prefix_cache)
+    have = {"draft_model": draft, "companion": companion}
     costs = MeasuredCosts(runner.ops.row_buckets if graphs else ())
     proposer = Proposer(
-        partial(make_drafter, draft_model=draft),
+        partial(make_drafter, **have, remedy=partial(remedy, model=loaded.facts.model, sha256=loaded.facts.sha256)),
         clock,
         loaded.facts.vocab,
         step_rows=limits.step_tokens,
         costs=costs,
         on_draft=costs.add_draft,
     )
-    return Parts(runner, draft, pool, scheduler, costs, proposer)
+    return Parts(runner, draft, companion, pool, scheduler, costs, proposer, partial(resolve, **have))

@@ -13,7 +13,7 @@ import numpy as np
 from power_lab.engine import sampler
 from power_lab.engine.plan import StepPlan
 from power_lab.engine.request import Request
-from power_lab.kernels.ops import BLOCK, Batch, Ops, SampleRows
+from power_lab.kernels.ops import BLOCK, Array, Batch, Ops, SampleRows
 
 ALIGNED = 16  # kernels read 16 bytes at a time
 LAYOUTS = 512  # whose arrays are kept; graphs keep those that they were captured on
@@ -27,13 +27,14 @@ class Layout:
 
     Attributes:
         places: where each lies in the block.
-        batch, draws: on the device; `draws` names no lists.
+        batch, draws: on the device; `draws` names no lists. arrays: all of them, by name.
         hosts: the same in pieces of staging memory, by the piece's identity; the pieces themselves.
     """
 
     places: Mapping[str, Place]
     batch: Batch
     draws: SampleRows
+    arrays: Mapping[str, Array]
     hosts: dict[int, tuple[dict[str, np.ndarray], np.ndarray]] = field(default_factory=dict)
 
     def host(self, memory: np.ndarray) -> dict[str, np.ndarray]:
@@ -103,17 +104,22 @@ class Inputs:
         draws = {name: arrays[name] for name in sampler.COLUMNS}
         batch["before"] = arrays.get("before")
         lists = {"history": self._ints, "bias_ids": self._ints, "bias_values": self._floats}
-        return Layout(places, Batch(positions=arrays["row_positions"], **batch), SampleRows(**draws, **lists))
+        made = Batch(positions=arrays["row_positions"], **batch), SampleRows(**draws, **lists)
+        return Layout(places, *made, arrays)
 
-    def _places(self, rows: int, sampled: int) -> tuple[dict[str, Place], int]:
-        """Where arrays lie, and the bytes of all. Tables come last: only those in use are sent."""
-        shapes = {
+    def _shapes(self, rows: int, sampled: int) -> dict[str, tuple[tuple[int, ...], str]]:
+        """Arrays by name. Tables come last: only those in use are sent."""
+        return {
             **dict.fromkeys(("ids", "row_positions", "table_of"), ((rows,), "int32")),
             **dict.fromkeys(("slots", "before") if self._before else ("slots",), ((rows,), "int64")),
             "sampled": ((sampled,), "int32"),
             **{name: ((sampled, *tail), dtype) for name, (tail, dtype, _) in sampler.COLUMNS.items()},
             "tables": ((min(rows, self._spans + 1), self._pages), "int32"),
         }
+
+    def _places(self, rows: int, sampled: int) -> tuple[dict[str, Place], int]:
+        """Where arrays lie, and the bytes of all."""
+        shapes = self._shapes(rows, sampled)
         sizes = [prod(shape) * np.dtype(dtype).itemsize for shape, dtype in shapes.values()]
         starts = [0, *accumulate(-(-size // ALIGNED) * ALIGNED for size in sizes)]
         return {name: (start, *shapes[name]) for name, start in zip(shapes, starts, strict=False)}, starts[-1]

@@ -34,6 +34,9 @@ OWNERS: dict[str, str] = {
 }
 """Which kind of decision each setting is (DESIGN section 5); shown by `lab.explain()`."""
 
+AUTO_DRAFT = "auto"
+TRAINED_DRAFTS = ("dflash", "dflash2", "dspark", "mtp", "eagle")
+"""What `draft` may say beside a model's name or path and a drafter's path."""
 
 CPU_KV_TOKENS = 8192
 """The KV pool where none is asked for and the device shares the machine's memory with everything else."""
@@ -44,7 +47,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     Attributes:
         model: a name from `lab.models()`, the path of a .gguf file or of a SafeTensors folder.
-        draft: a second, smaller model with the same vocabulary, named as `model` is, for `speculate="draft-model"`; empty is none.
+        draft: what drafts for the model, one of: a second, smaller model with the same vocabulary, named as `model` is, for
+            `speculate="draft-model"`; a drafter that was trained for it, by its path (.safetensors) or, of those that come with the
+            package, by its name (`dflash`, `dflash2`, `mtp`). `auto` takes the one that comes with the model, if one does; empty is none.
         device: `cpu`, `cuda` (an NVIDIA GPU), or `auto`, which takes a GPU that the kernels are tested on, and else the CPU.
         mode: `exact` keeps every output bit for bit independent of batch, chunking, cache, speculation and preemption; `fast` does not.
         threads: CPU threads; 0 takes all cores.
@@ -62,7 +67,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """
 
     model: str = "smollm2"
-    draft: str = ""
+    draft: str = AUTO_DRAFT
     device: Literal["auto", "cpu", "cuda"] = "auto"
     mode: Literal["exact", "fast"] = "exact"
     threads: int = 0
@@ -130,6 +135,11 @@ def _choices(kind: type[msgspec.Struct], key: str) -> str:
 def _between(key: str, value: float, low: float, high: float) -> None:
     if not low <= value <= high:
         raise ConfigError(key, f"{value} is outside {low}..{high}")
+
+
+def names_model(draft: str) -> bool:
+    """Whether a setting `draft` means a model, and not a trained drafter or none."""
+    return bool(draft) and draft not in (AUTO_DRAFT, *TRAINED_DRAFTS) and not draft.endswith(".safetensors")
 
 
 def user_path(text: str, key: str) -> Path:

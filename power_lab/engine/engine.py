@@ -78,6 +78,7 @@ class Engine:
         self._next_id = 0
         parts = assemble(self.config, self._loaded, clock, observer)
         self._runner, self._draft, self._pool = parts.runner, parts.draft, parts.pool
+        self._companion, self._resolve = parts.companion, parts.resolve
         self._scheduler, self._costs, self._proposer = parts.scheduler, parts.costs, parts.proposer
         self.context = self._pool.context
         self._overlap = self.config.overlap and self._runner.ops.asynchronous
@@ -123,7 +124,9 @@ class Engine:
         params = params or SamplingParams()
         seed = secrets.randbits(63) if params.seed is None else params.seed
         # The caller may change his dictionary meanwhile; neither the draws nor the record follow.
-        params = msgspec.structs.replace(params, seed=seed, logit_bias=dict(params.logit_bias))
+        params = msgspec.structs.replace(
+            params, seed=seed, logit_bias=dict(params.logit_bias), speculate=self._resolve(params.speculate)
+        )
         tokens = intake.encode(self._loaded.tokenizer, prompt, chat, tools or (), template_options)
         intake.check(tokens, params, deadline_s, vocab=self.facts.vocab, context=self.context)
         namespace = prefix.check_namespace(cache_key)
@@ -198,7 +201,9 @@ class Engine:
         """Bytes on the device; of a closed engine, as they were."""
         resident = psutil.Process().memory_info().rss
         draft = self._draft.runner if self._draft is not None else None
-        return self._memory or views.memory(self._loaded, self._runner, draft, self._pool, resident)
+        return self._memory or views.memory(
+            self._loaded, self._runner, draft, self._pool, resident, companion=self._companion
+        )
 
     def shapes(self) -> tuple[ShapeStats, ...]:
         """What became of each shape that steps ran in: captures, replays, eager runs and why, padding, bytes."""
@@ -372,6 +377,8 @@ class Engine:
             self._runner.release(weights=self._owns_device)
             if self._draft is not None:
                 self._draft.runner.release(weights=self._owns_device)
+            if self._loaded.trained is not None and self._owns_device:
+                self._loaded.trained.release()
             if self._owns_device:
                 self._runner.ops.close()  # in turn: another engine may be stepping on the same threads
 

@@ -20,6 +20,11 @@ CANNOT = "this mode's library calls cannot be recorded"
 OFF = "graphs are off"
 
 
+def coverage_of(ops: Ops) -> Coverage:
+    """The rows of captured steps on a device."""
+    return Coverage(ops.row_buckets) if ops.row_buckets else Coverage.exact(KEPT_ROWS)
+
+
 class Graphs:
     """The graphs of one model on one workspace.
 
@@ -40,7 +45,7 @@ class Graphs:
         self._seen: set[Shape] = set()
         self._refused: dict[Shape, str] = {}  # what could not be captured, and why
         self.enabled = enabled
-        self.coverage = Coverage(ops.row_buckets) if ops.row_buckets else Coverage.exact(KEPT_ROWS)
+        self.coverage = coverage_of(ops)
         self.registry = Registry()
 
     def __len__(self) -> int:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from power_lab.engine.compilers import Asked, Compilers
-from power_lab.engine.config import CPU_KV_TOKENS, EngineConfig, Paths, usable_cores
+from power_lab.engine.config import CPU_KV_TOKENS, EngineConfig, Paths, names_model, usable_cores
 from power_lab.engine.device import choose
 from power_lab.engine.hostprofile import HostProfile
 from power_lab.engine.models.bind import bind
@@ -20,6 +20,10 @@ from power_lab.engine.models.describe import Described, describe
 from power_lab.engine.models.spec import AttentionSpec, ModelSpec, ModelWeights
 from power_lab.engine.revision import code_digest, versions
 from power_lab.engine.speculation.drafters.binding import check_reach, check_vocabulary
+from power_lab.engine.speculation.drafters.neural import Trained
+from power_lab.engine.speculation.drafters.neural.artifact import Artifact, Target
+from power_lab.engine.speculation.drafters.neural.choice import artifact_of
+from power_lab.engine.speculation.drafters.neural.kinds import bind as bind_drafter
 from power_lab.engine.tokenizer import Tokenizer
 from power_lab.engine.trace import EngineFacts
 from power_lab.engine.weights.checkpoint import Checkpoint, open_checkpoint
@@ -55,7 +59,7 @@ class Loaded:
         model: the decoder on its device; tokenizer: its text side; facts: what receipts say; context: longest request in tokens.
         reasons: setting -> why it has the value it has; "rope" and "parts", where there was a choice, as "value: why".
         turn: held during a step: the operation table serves one at a time, also where several engines share the model.
-        draft: the draft model, if one is configured.
+        draft: the draft model, trained: the trained drafter, if one is configured.
     """
 
     model: Decoder
@@ -65,6 +69,7 @@ class Loaded:
     reasons: dict[str, str]
     turn: AbstractContextManager[bool] = field(default_factory=threading.RLock)
     draft: LoadedDraft | None = None
+    trained: Trained | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,9 +107,12 @@ def load(config: EngineConfig, paths: Paths, progress: Report) -> Loaded:
             _check_pool(kv_tokens, spec.kv_bytes_per_token)
         progress("model file", 1, 1)
         weights, fault = _weights(to, checkpoint, described, entry, context)
+        trained, why_draft = _trained(to, described, weights, entry, context)
     if config.mode == "exact":
         _prove(to, spec, weights)
-    draft = _draft(to, tokenizer, spec, context) if config.draft else None
+    draft = _draft(to, tokenizer, spec, context) if names_model(config.draft) else None
+    if draft is not None:
+        why_draft = f"{draft.name} ({draft.sha256[:8]}) has the target's vocabulary"
     facts = EngineFacts(
         model=entry.name,
         file=entry.path.name,
@@ -131,9 +139,30 @@ def load(config: EngineConfig, paths: Paths, progress: Report) -> Loaded:
         **_rope_reason(spec, context),
         **({"parts": f"text: {', '.join(described.left_out)} left out"} if described.left_out else {}),
         "kernels": "; ".join((*ops.reasons(), *([fault] if fault else []))),
-        **({"draft": f"{draft.name} ({draft.sha256[:8]}) has the target's vocabulary"} if draft is not None else {}),
+        "draft": why_draft,
     }
-    return Loaded(Decoder(spec, weights, ops, context), tokenizer, facts, context, reasons, draft=draft)
+    model = Decoder(spec, weights, ops, context)
+    return Loaded(model, tokenizer, facts, context, reasons, draft=draft, trained=trained)
+
+
+def _trained(
+    to: _Place, described: Described, weights: ModelWeights, entry: ModelEntry, context: int
+) -> tuple[Trained | None, str]:
+    """The drafter that was trained for the model, if one is configured, and why this one or none.
+
+    Raises ConfigError for key `draft` where it is not sound or was trained for another model.
+    """
+    if names_model(to.config.draft):
+        return None, ""
+    path, why = artifact_of(to.config.draft, entry.name, entry.sha256)
+    if path is None:
+        return None, why
+    to.progress("drafter file", 0, 1)
+    with Artifact.open(path) as artifact:
+        target = Target(described.spec, weights, to.ops, described.source, entry.sha256)
+        trained = bind_drafter(artifact, target, context)
+    to.progress("drafter file", 1, 1)
+    return trained, f"{trained.name} ({trained.sha256[:8]}) {why}; it serves {', '.join(trained.serves)}"
 
 
 def _draft(to: _Place, target: Tokenizer, target_spec: ModelSpec, context: int) -> LoadedDraft:

@@ -141,7 +141,7 @@ def plan_pool(room: Room, wish: Wish) -> PoolPlan:
 
 
 def graph_budgets(config: EngineConfig, draft: bool) -> tuple[int, int]:
-    """Bytes that captured graphs of the model and of its draft model may take."""
+    """Bytes that captured graphs of the model and of its drafter, if it has one, may take."""
     whole = config.graph_mb << 20
     part = whole // DRAFT_GRAPHS if draft else 0
     return whole - part, part

@@ -18,6 +18,7 @@ from power_lab.engine.report import Decision, EngineStatus, MemoryPlan
 from power_lab.engine.request import Controlling, Request
 from power_lab.engine.runner import Runner
 from power_lab.engine.scheduler import Outcome, Scheduler
+from power_lab.engine.speculation.drafters.neural import Companion
 from power_lab.engine.speculation.metrics import Metrics
 from power_lab.engine.speculation.transaction import Proposal
 from power_lab.engine.trace import BlockState, Logprob, Round, Step
@@ -172,8 +173,15 @@ def _block(pool: BlockPool, block_id: int, owners: tuple[int, ...], filled: int)
     )
 
 
-def memory(loaded: Loaded, runner: Runner, draft: Runner | None, pool: PoolPlan, resident: int) -> MemoryPlan:
-    """Bytes of model and draft model together; `draft` is the draft model's runner."""
+def memory(
+    loaded: Loaded,
+    runner: Runner,
+    draft: Runner | None,
+    pool: PoolPlan,
+    resident: int,
+    companion: Companion | None = None,
+) -> MemoryPlan:
+    """Bytes of model and drafter together; `draft` is the draft model's runner."""
     page_bytes = pool.nbytes // pool.pages
     weights = sum(loaded.facts.quantisation.values())
     where = (
@@ -186,6 +194,11 @@ def memory(loaded: Loaded, runner: Runner, draft: Runner | None, pool: PoolPlan,
         own, kv = draft.own_nbytes, pool.pages * draft.model.page_bytes
         of_draft = f"; of these the draft model's: {loaded.draft.weights} weights, {kv} pool, {own} workspace"
         weights, graphs, workspace = weights + loaded.draft.weights, graphs + draft.graphs.nbytes, workspace + own
+    if companion is not None and loaded.trained is not None:
+        own, kv = companion.nbytes + companion.scratch_bytes, pool.pages * companion.page_bytes
+        of_draft = f"; of these the drafter's: {loaded.trained.nbytes} weights, {kv} pool, {own} workspace"
+        weights, workspace = weights + loaded.trained.nbytes, workspace + own
+        graphs += companion.graph_nbytes
     return MemoryPlan(
         weights=weights,
         pool=pool.nbytes,
@@ -199,11 +212,18 @@ def memory(loaded: Loaded, runner: Runner, draft: Runner | None, pool: PoolPlan,
     )
 
 
+def _drafters(loaded: Loaded) -> list[str]:
+    """What requests may ask for, the best one last."""
+    trained = list(reversed(loaded.trained.serves)) if loaded.trained is not None else []
+    return ["lookup", "ngram", *(["draft-model"] if loaded.draft is not None else []), *trained]
+
+
 def explain(config: EngineConfig, loaded: Loaded, pool: PoolPlan) -> tuple[Decision, ...]:
     """Settings with their owners and reasons, then the mechanisms. The pool's context may be below the model's."""
     facts, ops = loaded.facts, loaded.model.ops
     defaults = EngineConfig(device=config.device)
-    draft = loaded.draft.name if loaded.draft is not None else "none"
+    beside = loaded.draft or loaded.trained
+    draft = beside.name if beside is not None else "none"
     resolved = {
         "draft": draft,
         "device": facts.device,
@@ -244,9 +264,14 @@ def explain(config: EngineConfig, loaded: Loaded, pool: PoolPlan) -> tuple[Decis
         ),
         Decision(
             key="speculation",
-            value="lookup, ngram" + (", draft-model" if loaded.draft is not None else ""),
+            value=", ".join(_drafters(loaded)),
             owner="runtime",
-            reason="asked per request (speculate=)",
+            reason=f"asked per request (speculate=); auto is {_drafters(loaded)[-1]}"
+            + (
+                ""
+                if loaded.trained is not None
+                else f"; no trained drafter: {reasons.get('draft') or 'none is loaded'}"
+            ),
         ),
         Decision(
             key="width",

@@ -338,7 +338,7 @@ def _located(config: EngineConfig) -> EngineConfig:
     files = {
         key: str(user_path(model, key).absolute())
         for key, model in (("model", config.model), ("draft", config.draft))
-        if "/" in model or model.endswith(".gguf")
+        if "/" in model or model.endswith((".gguf", ".safetensors"))
     }
     return msgspec.structs.replace(config, **files)
 

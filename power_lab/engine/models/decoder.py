@@ -96,6 +96,10 @@ class Decoder:
         self._tables.clear()
         self._temperatures.clear()
 
+    def rope_table(self, rope: Rope | None) -> Array | None:
+        """Of one of its layers' ropes."""
+        return None if rope is None else self._tables[rope]
+
     def caches(self, pages: int) -> tuple[KVCache, ...]:
         """Key and value pages of every layer."""
         shapes = ((layer.attention.kv_heads, layer.attention.head_dim) for layer in self.spec.layers)
@@ -163,8 +167,8 @@ class Decoder:
         ops, rows = self.ops, x.shape[0]
         qkv, attended = _view(work.qkv, rows, a.qkv_width), _view(work.attended, rows, a.q_width)
         ops.linear(x, w.qkv, qkv, w.qkv_bias)
-        table, interleaved = (None, False) if a.rope is None else (self._tables[a.rope], a.rope.interleaved)
-        ops.rope_write(qkv, batch, table, interleaved, a.heads, cache, w.qk_norms, self.spec.norm_eps)
+        interleaved = a.rope is not None and a.rope.interleaved
+        ops.rope_write(qkv, batch, self.rope_table(a.rope), interleaved, a.heads, cache, w.qk_norms, self.spec.norm_eps)
         temperature = None if a.temperature is None else self._temperatures[a.temperature]
         ops.attention(qkv, seen, a.heads, a.scale, cache, attended, a.window, a.softcap, temperature)
         ops.linear(attended, (w.out,), out, w.out_bias)

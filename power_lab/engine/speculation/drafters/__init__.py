@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -10,6 +10,7 @@ from power_lab.errors import ConfigError
 
 if TYPE_CHECKING:
     from power_lab.engine.request import SamplingParams
+    from power_lab.engine.speculation.drafters.neural import Companion
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +73,41 @@ class Drafter(Protocol):
         ...
 
 
-def make(name: str, draft_model: Drafter | None = None) -> Drafter:
+TRAINED = ("mtp", "eagle", "dflash", "dflash2", "dspark")
+"""Names of drafters that are trained for their target."""
+
+
+def resolve(name: str, draft_model: Drafter | None = None, companion: Companion | None = None) -> str:
+    """What `auto` is for one engine; other names are what they are. Arguments as of `make`."""
+    if name != "auto":
+        return name
+    if companion is not None:
+        return companion.serves[0]
+    return "ngram" if draft_model is None else "draft-model"
+
+
+def make(
+    name: str,
+    draft_model: Drafter | None = None,
+    companion: Companion | None = None,
+    remedy: Callable[[str], str] = lambda _: "",
+) -> Drafter:
     """The drafter of that name, for one engine.
 
-    draft_model: what the engine has loaded as its draft model.
+    draft_model: what the engine has loaded as its draft model; companion: as its trained drafter. remedy: how it would get another one.
 
     Raises ConfigError for key `speculate` when there is none and it is asked for.
     """
+    name = resolve(name, draft_model, companion)
+    if name in TRAINED:
+        if companion is None or name not in companion.serves:
+            has = "none" if companion is None else f"one that serves {', '.join(companion.serves)}"
+            raise ConfigError(
+                "speculate",
+                f"{name!r} needs a drafter that was trained for this model, and this engine has {has}",
+                remedy(name),
+            )
+        return companion.drafter(name)
     if name == "draft-model":
         if draft_model is None:
             raise ConfigError(

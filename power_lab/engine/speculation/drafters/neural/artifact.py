@@ -147,7 +147,9 @@ class Artifact:
             return None
         stored = self._tensor(name)
         if stored.kind != "I32" or len(stored.shape) != 1 or not 1 <= stored.shape[0] <= vocab:
-            raise refused(self.path, f"tensor {name!r} is {stored.kind} {list(stored.shape)}; I32 [1..{vocab}] is expected")
+            raise refused(
+                self.path, f"tensor {name!r} is {stored.kind} {list(stored.shape)}; I32 [1..{vocab}] is expected"
+            )
         ids = np.array(stored.stored).view(np.int32)
         if ids[0] < 0 or ids[-1] >= vocab or (np.diff(ids) <= 0).any():
             raise refused(self.path, f"tensor {name!r} is not ascending token ids below {vocab}")
@@ -215,6 +217,15 @@ class Binder:
         self.nbytes += 4 * size
         return self._ops.vector(kind, host)
 
+    def values(self, name: str, size: int) -> np.ndarray:
+        """A vector as f32 on the host."""
+        return np.asarray(self._ops.tohost(self.vector(name, size)), np.float32)
+
+    def split(self, name: str, *sizes: int) -> tuple[Weight, ...]:
+        """A vector as matrices of one row."""
+        parts = np.split(self.values(name, sum(sizes)), np.cumsum(sizes)[:-1])
+        return tuple(self._ops.weight(QuantType.F32, 1, len(part), part.reshape(1, -1)) for part in parts)
+
 
 def converted(path: Path, value: object, kind: type[C], at: str = "") -> C:
     try:
@@ -224,4 +235,6 @@ def converted(path: Path, value: object, kind: type[C], at: str = "") -> C:
 
 
 def refused(path: Path, what: str) -> ConfigError:
-    return ConfigError("draft", f"{path} {what}", "Use a drafter that was trained for this model, or draft=\"\" for none.")
+    return ConfigError(
+        "draft", f"{path} {what}", 'Use a drafter that was trained for this model, or draft="" for none.'
+    )

@@ -1,0 +1,42 @@
+"""Which trained drafter a setting `draft` names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from power_lab.engine.config import AUTO_DRAFT, user_path
+from power_lab.engine.speculation.drafters.neural import shipped
+from power_lab.errors import ConfigError
+
+
+def artifact_of(draft: str, model: str, sha256: str) -> tuple[Path | None, str]:
+    """The drafter's file, or None, and why.
+
+    Args:
+        draft: the setting, where it does not name a model; model, sha256: of the target.
+
+    Raises ConfigError for key `draft` for a shipped drafter that the target does not have.
+    """
+    if not draft:
+        return None, "none is asked for"
+    if draft.endswith(".safetensors"):
+        return user_path(draft, "draft"), "as asked"
+    known = shipped.names(sha256)
+    if draft == AUTO_DRAFT:
+        name = shipped.default(sha256)
+        return (
+            (shipped.path_of(name, sha256), "comes with this model") if name else (None, "none comes with this model")
+        )
+    if draft not in known:
+        have = f"Use one of {', '.join(known)}" if known else "Give the path of a drafter (.safetensors)"
+        raise ConfigError("draft", f"no drafter {draft!r} comes with {model}", f'{have}, or draft="" for none.')
+    return shipped.path_of(draft, sha256), "comes with this model, as asked"
+
+
+def remedy(name: str, model: str, sha256: str) -> str:
+    """How an engine of this model gets a drafter that serves `speculate=name`."""
+    known = shipped.names(sha256)
+    found = next((one for one in (name, {"dspark": "dflash"}.get(name, "")) if one in known), "")
+    if found:
+        return f'Load the model with lab.load("{model}", draft="{found}").'
+    return f'Load the model with lab.load("{model}", draft="<path of a drafter that serves {name}>.safetensors").'

@@ -1,0 +1,83 @@
+"""DSpark: a Markov head on a block drafter. Each token's logits also depend on the one before it, which is drawn first.
+
+logits_i = head h_i + W2 W1[token before], and a confidence sigmoid(w [h_i ; W1[token before]] + b): the probability, as it was trained to be
+told, that the draft is accepted. The tokens are drawn one after another, all requests' at one position together; nothing comes to the host
+in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from power_lab.engine.speculation.drafters.neural.artifact import Binder
+from power_lab.engine.speculation.drafters.neural.steps import BlockSteps, Drawing, cut
+from power_lab.kernels.ops import Array, Draw, Weight
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Markov:
+    """The head's weights: W1 [V, r], W2 [N, r], of the confidence the parts [1, D] and [1, r], and its bias."""
+
+    before: Weight
+    after: Weight
+    sure_hidden: Weight
+    sure_before: Weight
+    bias: float
+
+    @classmethod
+    def bind(cls, binder: Binder, rank: int, vocab: int, said: int, width: int) -> Self:
+        return cls(
+            binder.matrix("markov_w1.weight", vocab, rank),
+            binder.matrix("markov_w2.weight", said, rank),
+            *binder.split("conf.weight", width, rank),
+            float(binder.values("conf.bias", 1)[0]),
+        )
+
+
+class MarkovHead:
+    """Draws a block's tokens one after another. See `Head`."""
+
+    def __init__(self, markov: Markov, steps: BlockSteps) -> None:
+        self._markov, self._ops, self._ids = markov, steps.ops, steps.trunk.draft_ids
+        ops, rank, said = self._ops, markov.before.cols, markov.after.rows
+        self._embedded = ops.empty((steps.sampled, rank), "float32")
+        self._before = ops.empty((steps.sampled, rank), ops.activation)
+        self._added = ops.empty((steps.padded_places, said), "float32")
+        self._sure = [ops.empty((steps.sampled, 1), "float32") for _ in range(2)]
+        self._draws = ops.asarray(-1 - np.arange(steps.padded_places, dtype=np.int32))
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in (self._embedded, self._before, self._added, *self._sure, self._draws))
+
+    def draw(self, on: Drawing, draw: Draw) -> None:
+        ops, markov = self._ops, self._markov
+        last = 0
+        for start, count in zip(on.stairs.starts, on.stairs.counts, strict=True):
+            rows = slice(start, start + count)
+            embedded, before, added = self._embedded[rows], self._before[rows], self._added[:count]
+            if start:
+                ops.embed(markov.before, self._draws[:count], embedded, 1.0, on.tokens[last : last + count])
+            else:
+                ops.embed(markov.before, on.anchors[:count], embedded)
+            ops.tap(embedded, None, None, 0.0, before, 0, None)
+            ops.linear(before, (markov.after,), added)
+            ops.add_rms_norm(on.logits[rows], added, None, None, 0.0, added)
+            if self._ids is not None:
+                ops.scatter_columns(on.logits[rows], self._ids, on.full[rows])
+            ops.sample(on.full[rows], cut(on.rows, start, count), on.tokens[rows], draw)
+            last = start
+        count = on.stairs.sampled
+        ops.linear(on.hidden, (markov.sure_hidden,), self._sure[0][:count])
+        ops.linear(self._before[:count], (markov.sure_before,), self._sure[1][:count])
+
+    def confidence(self, on: Drawing) -> tuple[Array, ...]:
+        return self._sure[0][: on.stairs.sampled], self._sure[1][: on.stairs.sampled]
+
+    def probabilities(self, fetched: Sequence[np.ndarray]) -> np.ndarray:
+        score = fetched[0][:, 0].astype(np.float64) + fetched[1][:, 0] + self._markov.bias
+        return 1 / (1 + np.exp(-np.clip(score, -60.0, 60.0)))

@@ -1,0 +1,211 @@
+"""The launches of a block drafter, between two steps of the target: one for all requests that want drafts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+
+from power_lab.engine.batch import Layout
+from power_lab.engine.graphs import Graphs
+from power_lab.engine.models.decoder import Decoder, Workspace
+from power_lab.engine.sampler import COLUMNS
+from power_lab.engine.shapes import Shape
+from power_lab.engine.speculation.drafters import Draft
+from power_lab.engine.speculation.drafters.neural import Room
+from power_lab.engine.speculation.drafters.neural.inputs import Biases, Block, BlockInputs
+from power_lab.engine.speculation.drafters.neural.stairs import BlockShape, Stairs
+from power_lab.kernels.ops import BLOCK, Array, Draw, Fetched, KVCache, SampleRows
+
+PLACES = 32  # requests of one launch; more take several
+APART = "this device samples outside of the recorded operations, or logits are biased"
+SILENT = "the drafter's logits hold NaN"
+
+
+class Trunk(Protocol):
+    """The network of a block drafter, bound to its target.
+
+    Attributes:
+        decoder: its layers, with the target's embedding, and of the target's head the rows of `draft_ids`, or all.
+        draft_ids: int32 [N] on the device, the only tokens that it can say; None is all. subset: the same for those who count.
+        vocab: of the target.
+        block: most rows of a block, the anchor's included; mask: token id of the rows behind it.
+        causal: whether a row sees only those before it; otherwise blocks are always whole.
+    """
+
+    decoder: Decoder
+    draft_ids: Array | None
+    subset: frozenset[int] | None
+    vocab: int
+    block: int
+    mask: int
+    causal: bool
+
+
+class Head(Protocol):
+    """Draws the tokens of a launch from its logits."""
+
+    def draw(self, on: Drawing, draw: Draw) -> None:
+        """Fill `on.tokens`."""
+        ...
+
+    def confidence(self, on: Drawing) -> tuple[Array, ...]:
+        """Arrays to fetch beside the tokens."""
+        ...
+
+    def probabilities(self, fetched: Sequence[np.ndarray]) -> np.ndarray:
+        """Of each drawn token, from these arrays: f64 [Q]."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Drawing:
+    """What a head draws from: logits f32 [Q, N], hidden states [Q, D] behind the final norm, anchors int32 [places]."""
+
+    stairs: Stairs
+    logits: Array
+    hidden: Array
+    anchors: Array
+    rows: SampleRows
+    tokens: Array
+    full: Array  # f32 [Q, V]; the logits themselves where every token can be said
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Launched:
+    """A launch of so many blocks on the device."""
+
+    blocks: int
+    stairs: Stairs
+    fetched: Fetched
+
+
+class BlockSteps:
+    """Launches of one trunk, for the heads that share it.
+
+    Attributes:
+        graphs: of its launches; caches: KV pages of its layers, the target's and the scratch pages, once they are there.
+    """
+
+    def __init__(self, trunk: Trunk, room: Room) -> None:
+        self.trunk, self.ops = trunk, trunk.decoder.ops
+        ops, spec = self.ops, trunk.decoder.spec
+        self.graphs = Graphs(ops, room.graph_bytes, room.graphs)
+        self._padded = bool(ops.row_buckets) and room.graphs
+        self.places = min(room.batch, PLACES)
+        most = self._cover(Stairs.of([trunk.block - 1] * self.places, 0 if trunk.causal else trunk.block))
+        pages = -(-room.context // BLOCK)
+        self.workspace = Workspace.make(spec, ops, most.rows, most.sampled)
+        self.inputs = BlockInputs(ops, most.rows, most.sampled, most.places, pages, mask=trunk.mask)
+        attention = spec.layers[0].attention
+        shape = (attention.heads, attention.kv_heads, attention.head_dim)
+        ops.reserve(most.rows, most.sampled, trunk.vocab, [shape], pages + 1)
+        self._tokens = ops.empty((most.sampled,), "int32")
+        self._full = None if trunk.draft_ids is None else ops.empty((most.sampled, trunk.vocab), "float32")
+        self.sampled, self.padded_places = most.sampled, most.places
+        self.caches: tuple[KVCache, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        full = 0 if self._full is None else self._full.nbytes
+        return self.workspace.nbytes + self.inputs.nbytes + self._tokens.nbytes + full
+
+    def make_pool(self, caches: tuple[KVCache, ...], scratch: int) -> None:
+        """Launches read and write these pages; `scratch` is the first of those for rows without a block."""
+        self.caches, self.inputs.scratch = caches, scratch
+
+    def release(self) -> None:
+        self.graphs.clear()
+        self.caches = ()
+        for name in ("workspace", "inputs", "_tokens", "_full"):
+            vars(self).pop(name, None)
+
+    def draft(self, blocks: Sequence[Block], head: Head) -> list[Draft]:
+        """A draft for each block, in order."""
+        order = sorted(range(len(blocks)), key=lambda at: -blocks[at].width)
+        parts = [order[at : at + self.places] for at in range(0, len(order), self.places)]
+        launched = [self._launch([blocks[at] for at in part], head) for part in parts]
+        drafts: dict[int, Draft] = {}
+        for part, launch in zip(parts, launched, strict=True):
+            drafts |= zip(part, self._collect(launch, [blocks[at].width for at in part], head), strict=True)
+        return [drafts[at] for at in range(len(blocks))]
+
+    def _launch(self, blocks: Sequence[Block], head: Head) -> Launched:
+        ops, trunk = self.ops, self.trunk
+        asked = Stairs.of([block.width for block in blocks], 0 if trunk.causal else trunk.block)
+        stairs = self._cover(asked)
+        biases, draw = Biases.of(blocks, stairs.places), _draw(blocks)
+        apart = biases is not None or not ops.asynchronous
+        layout = self.inputs.layout(stairs.rows, stairs.sampled)
+        on = self._drawing(layout, stairs)
+        shapes = (_shape(asked, draw, apart, head), _shape(stairs, draw, apart, head))
+
+        def forward() -> Array:
+            self._forward(layout)
+            if not apart:
+                head.draw(on, draw)
+            return on.tokens
+
+        with ops.step():
+            self.inputs.fill_blocks(layout, stairs, blocks, biases)
+            self.graphs.run(*shapes, forward)
+            if apart:
+                head.draw(on if biases is None else self._biased(on, biases), draw)
+            fetched = ops.fetch(on.tokens, *head.confidence(on))
+        return Launched(len(blocks), stairs, fetched)
+
+    def _collect(self, launched: Launched, widths: Sequence[int], head: Head) -> list[Draft]:
+        tokens, *beside = launched.fetched.get()
+        sure, starts = head.probabilities(beside), launched.stairs.starts
+        return [_draft(tokens, sure, [start + place for start in starts[:width]]) for place, width in enumerate(widths)]
+
+    def _cover(self, asked: Stairs) -> Stairs:
+        return asked.padded(self.graphs.coverage) if self._padded else asked
+
+    def _forward(self, layout: Layout) -> None:
+        batch = layout.batch
+        seen = None if self.trunk.causal else replace(batch, positions=layout.arrays["last"])
+        self.trunk.decoder.forward(batch, self.caches, self.workspace, seen=seen)
+
+    def _drawing(self, layout: Layout, stairs: Stairs) -> Drawing:
+        count = stairs.sampled
+        logits = self.workspace.logits[:count]
+        return Drawing(
+            stairs,
+            logits,
+            self.workspace.gathered[:count],
+            layout.arrays["anchors"][: stairs.places],
+            layout.draws,
+            self._tokens[:count],
+            logits if self._full is None else self._full[:count],
+        )
+
+    def _biased(self, on: Drawing, biases: Biases) -> Drawing:
+        ids, values = self.ops.asarray(biases.ids), self.ops.asarray(biases.values)
+        return replace(on, rows=replace(on.rows, bias_ids=ids, bias_values=values))
+
+
+def cut(rows: SampleRows, first: int, count: int) -> SampleRows:
+    """The controls of some rows, one behind another."""
+    return replace(rows, **{name: getattr(rows, name)[first : first + count] for name in COLUMNS})
+
+
+def _shape(stairs: Stairs, draw: Draw, apart: bool, head: Head) -> Shape:
+    if apart:
+        return BlockShape(stairs.rows, stairs.sampled, "apart", APART, stairs)
+    return BlockShape(stairs.rows, stairs.sampled, draw, "", stairs, type(head).__name__)
+
+
+def _draw(blocks: Sequence[Block]) -> Draw:
+    drawn = [block.params for block in blocks if block.params.temperature > 0]
+    return "limited" if any(p.top_k or p.top_p < 1 for p in drawn) else "random" if drawn else "greedy"
+
+
+def _draft(tokens: np.ndarray, sure: np.ndarray, rows: list[int]) -> Draft:
+    """What was drawn in these rows, up to the first in which nothing could be."""
+    sound = next((at for at, row in enumerate(rows) if tokens[row] < 0), len(rows))
+    confidence = tuple(min(1.0, float(sure[row])) if not math.isnan(sure[row]) else 0.0 for row in rows[:sound])
+    return Draft(tuple(int(tokens[row]) for row in rows[:sound]), confidence, "" if sound else SILENT)
