@@ -23,10 +23,10 @@ class DFlash(nn.Module):
         self.config, self.vocab, self.drafts = config, vocab, drafts
         self.fc = nn.Linear(len(config.taps) * width, width, bias=False)
         self.hidden_norm = RMSNorm(width, eps)
-        self.layers = nn.ModuleList(self.layer(width, eps) for _ in range(config.layers))
+        self.layers = nn.ModuleList(self.make_layer(width, eps) for _ in range(config.layers))
         self.norm = RMSNorm(width, eps)
 
-    def layer(self, width: int, eps: float) -> Layer:
+    def make_layer(self, width: int, eps: float) -> Layer:
         return Layer(width, self.config, eps)
 
     def rows(self, width: int) -> int:
@@ -45,6 +45,7 @@ class DFlash(nn.Module):
         sight = Sight.of(positions, asked.anchors, length, causal=self.config.causal, window=self.config.window)
         x = target.embed(ids)
         for layer in self.layers:
+            assert isinstance(layer, Layer)
             x = layer(x, positions, layer.keys_values(ctx, every), sight)
         return self.norm(x[..., 1 : asked.width + 1, :])
 

@@ -68,7 +68,7 @@ class DFlash2(DFlash):
         nn.init.zeros_(self.selector_predecessor.weight)  # a token that is never seen says nothing about the next
         nn.init.normal_(self.selector_successor.weight, std=rank**-0.5)
 
-    def layer(self, width: int, eps: float) -> Layer:
+    def make_layer(self, width: int, eps: float) -> Layer:
         return FilteredLayer(width, self.config, eps)
 
     def forward(self, target: Shared, asked: Asked) -> Proposal:
