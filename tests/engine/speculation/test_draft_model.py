@@ -496,4 +496,4 @@ def test_its_file_is_found_as_the_models_is(tmp_path: Path, monkeypatch: pytest.
     assert (_located(config).model, _located(config).draft) == ("smollm2", str(tmp_path / "small.gguf"))
     linked = _located(EngineConfig(model="smollm2", draft="link.gguf"))
     assert key_of(resolved(linked)) == key_of(resolved(_located(config))) != key_of(resolved(EngineConfig()))
-    assert _located(EngineConfig()).draft == resolved(EngineConfig()).draft == ""
+    assert _located(EngineConfig()).draft == resolved(EngineConfig()).draft == "auto"

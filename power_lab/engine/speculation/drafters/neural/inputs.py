@@ -81,12 +81,7 @@ class BlockInputs(Inputs):
         memory = self._staging.open()
         host = layout.host(memory)
         tables, sizes = host["tables"], stairs.blocks()
-        for place, block in enumerate(blocks):
-            count = len(block.blocks)
-            tables[place, :count] = block.blocks
-            tables[place, count] = self.scratch + place
-            tables[place, count + 1 :] = 0
-        tables[len(blocks) : stairs.places] = 0
+        fill_tables(tables, stairs.places, blocks, self.scratch)
         anchors, firsts = np.zeros(stairs.places, np.int64), np.zeros(stairs.places, np.int64)
         anchors[: len(blocks)] = [block.anchor for block in blocks]
         firsts[: len(blocks)] = [block.position for block in blocks]
@@ -103,19 +98,30 @@ class BlockInputs(Inputs):
         host["anchors"][: stairs.places] = anchors
         places, distance = stairs.drawn()
         host["sampled"][:] = (ends - sizes)[places] + distance
-        self._fill_draws(host, [block.params for block in blocks], places, biases)
+        fill_draws(host, [block.params for block in blocks], places, biases)
         host["positions"][:] = firsts[places] + distance
         first, (_, pages), _ = layout.places["tables"]
         self._staging.send(first + stairs.places * pages * 4)
 
-    def _fill_draws(
-        self, host: dict[str, np.ndarray], params: list[SamplingParams], places: np.ndarray, biases: Biases | None
-    ) -> None:
-        """Each draws as its target, but for penalties; padding draws greedily."""
-        for name, (tail, dtype, padding) in sampler.COLUMNS.items():
-            values = np.full((int(places.max()) + 1, *tail), padding, dtype)
-            if name in _PARAMS:
-                values[: len(params)] = [getattr(one, _PARAMS[name]) or 0 for one in params]
-            elif name == "bias_span" and biases is not None:
-                values = biases.spans
-            host[name][:] = values[places]
+
+def fill_tables(tables: np.ndarray, places: int, blocks: Sequence[Block], scratch: int) -> None:
+    """Block tables of a launch: each request's own, then its place's scratch page, the first of which is `scratch`."""
+    for place, block in enumerate(blocks):
+        count = len(block.blocks)
+        tables[place, :count] = block.blocks
+        tables[place, count] = scratch + place
+        tables[place, count + 1 :] = 0
+    tables[len(blocks) : places] = 0
+
+
+def fill_draws(
+    host: dict[str, np.ndarray], params: list[SamplingParams], places: np.ndarray, biases: Biases | None
+) -> None:
+    """Each draws as its target, but for penalties; padding draws greedily."""
+    for name, (tail, dtype, padding) in sampler.COLUMNS.items():
+        values = np.full((int(places.max()) + 1, *tail), padding, dtype)
+        if name in _PARAMS:
+            values[: len(params)] = [getattr(one, _PARAMS[name]) or 0 for one in params]
+        elif name == "bias_span" and biases is not None:
+            values = biases.spans
+        host[name][:] = values[places]

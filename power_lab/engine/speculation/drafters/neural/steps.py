@@ -137,7 +137,7 @@ class BlockSteps:
         ops, trunk = self.ops, self.trunk
         asked = Stairs.of([block.width for block in blocks], 0 if trunk.causal else trunk.block)
         stairs = self._cover(asked)
-        biases, draw = Biases.of(blocks, stairs.places), _draw(blocks)
+        biases, draw = Biases.of(blocks, stairs.places), draw_of(blocks)
         apart = biases is not None or not ops.asynchronous
         layout = self.inputs.layout(stairs.rows, stairs.sampled)
         on = self._drawing(layout, stairs)
@@ -160,7 +160,9 @@ class BlockSteps:
     def _collect(self, launched: Launched, widths: Sequence[int], head: Head) -> list[Draft]:
         tokens, *beside = launched.fetched.get()
         sure, starts = head.probabilities(beside), launched.stairs.starts
-        return [_draft(tokens, sure, [start + place for start in starts[:width]]) for place, width in enumerate(widths)]
+        return [
+            draft_of(tokens, sure, [start + place for start in starts[:width]]) for place, width in enumerate(widths)
+        ]
 
     def _cover(self, asked: Stairs) -> Stairs:
         return asked.padded(self.graphs.coverage) if self._padded else asked
@@ -199,12 +201,12 @@ def _shape(stairs: Stairs, draw: Draw, apart: bool, head: Head) -> Shape:
     return BlockShape(stairs.rows, stairs.sampled, draw, "", stairs, type(head).__name__)
 
 
-def _draw(blocks: Sequence[Block]) -> Draw:
+def draw_of(blocks: Sequence[Block]) -> Draw:
     drawn = [block.params for block in blocks if block.params.temperature > 0]
     return "limited" if any(p.top_k or p.top_p < 1 for p in drawn) else "random" if drawn else "greedy"
 
 
-def _draft(tokens: np.ndarray, sure: np.ndarray, rows: list[int]) -> Draft:
+def draft_of(tokens: np.ndarray, sure: np.ndarray, rows: list[int]) -> Draft:
     """What was drawn in these rows, up to the first in which nothing could be."""
     sound = next((at for at, row in enumerate(rows) if tokens[row] < 0), len(rows))
     confidence = tuple(min(1.0, float(sure[row])) if not math.isnan(sure[row]) else 0.0 for row in rows[:sound])
