@@ -134,9 +134,33 @@ def block_drafter(shape: tiny.Shape, ops: Ops, *, said: int = 0, types: Any = No
     return equipped(tiny.loaded(shape, ops), shape, "dflash", serves, config, tensors, types)
 
 
+MTP: dict[str, Any] = SIZES | {"layers": 1, "taps": [2]}
+
+
+def mtp(shape: tiny.Shape, config: Mapping[str, Any] = MTP, *, said: int = 0, seed: int = 6) -> Tensors:
+    """Tensors of an MTP drafter; several layers are as many heads."""
+    width, random = tiny.spec(shape).width, Random(seed)
+    random.layers(config, width)
+    for at in [""] if config["layers"] == 1 else [f"layers.{head}." for head in range(config["layers"])]:
+        for name in ("enorm", "hnorm", "norm"):
+            random.vector(f"{at}{name}.weight", width)
+        for name in ("embed_proj", "hidden_proj"):
+            random.matrix(f"{at}{name}.weight", width, width)
+    if said:
+        random.made["draft_ids"] = random.ids(tiny.spec(shape).vocab, said)
+    return random.made
+
+
+def mtp_drafter(shape: tiny.Shape, ops: Ops, *, said: int = 0, types: Any = None, **changes: Any) -> Loaded:
+    """A tiny model with an MTP drafter."""
+    config = MTP | {"taps": [shape.layers]} | changes
+    return equipped(tiny.loaded(shape, ops), shape, "mtp", ["mtp"], config, mtp(shape, config, said=said), types)
+
+
 KINDS: dict[str, Callable[[tiny.Shape, Ops], Loaded]] = {
     "dflash": lambda shape, ops: block_drafter(shape, ops),
     "dspark": lambda shape, ops: block_drafter(shape, ops, markov_rank=8, said=120),
+    "mtp": lambda shape, ops: mtp_drafter(shape, ops),
 }
 """Name of a drafter -> a tiny model that has it."""
 

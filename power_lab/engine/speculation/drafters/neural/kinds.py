@@ -14,7 +14,13 @@ def _dflash(artifact: Artifact, target: Target, context: int) -> Trained:
     return DFlash(artifact, target, context)
 
 
-KINDS: dict[str, Callable[[Artifact, Target, int], Trained]] = {"dflash": _dflash}
+def _mtp(artifact: Artifact, target: Target, context: int) -> Trained:
+    from power_lab.engine.speculation.drafters.neural.mtp import Mtp
+
+    return Mtp(artifact, target, context)
+
+
+KINDS: dict[str, Callable[[Artifact, Target, int], Trained]] = {"dflash": _dflash, "mtp": _mtp}
 """kind -> what binds an artifact of it to a target that will run so long a context."""
 
 

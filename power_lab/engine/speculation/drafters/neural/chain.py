@@ -1,0 +1,282 @@
+"""Drafting one token after another: a small network whose every row reads the token that the row before has drawn.
+
+All steps of all requests are one launch. Where the device draws by itself, the whole chain is one captured graph, and the host waits once,
+at its end; elsewhere each step's network is recorded, and its draws come between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+
+from power_lab.engine.batch import Inputs, Layout, slots_of
+from power_lab.engine.graphs import Graphs
+from power_lab.engine.speculation.drafters import Draft, DraftAsk
+from power_lab.engine.speculation.drafters.neural import Room
+from power_lab.engine.speculation.drafters.neural.artifact import Artifact, Target
+from power_lab.engine.speculation.drafters.neural.inputs import GREEDY, Biases, Block, fill_draws, fill_tables
+from power_lab.engine.speculation.drafters.neural.stairs import BlockShape, Stairs
+from power_lab.engine.speculation.drafters.neural.steps import APART, PLACES, cut, draft_of, draw_of
+from power_lab.kernels.ops import BLOCK, Array, Batch, Draw, Fetched, Ops, Weight
+
+LONGEST = 15  # drafts of a chain; what comes behind these is seldom right
+BEHIND = "the request's last tokens are not computed yet"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Saying:
+    """How a drafter's hidden states become logits.
+
+    Attributes:
+        head: [N, width]; softcap: of its logits, 0 is off; vocab: V of the target.
+        ids: int32 [N] on the device, the tokens that its rows mean; None where N is V. subset: the same on the host.
+    """
+
+    head: Weight
+    softcap: float
+    vocab: int
+    ids: Array | None
+    subset: frozenset[int] | None
+
+    @classmethod
+    def of(cls, artifact: Artifact, target: Target) -> tuple[Saying, int]:
+        """By the target's own head, or the rows of it that `draft_ids` names; and bytes beside the target's."""
+        spec, ids = target.spec, artifact.ids("draft_ids", target.spec.vocab)
+        head = target.head(ids)
+        if ids is None:
+            return cls(head, spec.final_softcap, spec.vocab, None, None), 0
+        made = cls(head, spec.final_softcap, spec.vocab, target.ops.asarray(ids), frozenset(ids.tolist()))
+        return made, head.data.nbytes + ids.nbytes
+
+
+class Chain(Protocol):
+    """A drafter's network.
+
+    Attributes:
+        ops: the device; saying: its output.
+        moves: whether its rows are at the positions of the tokens that they read; otherwise all are at the anchor's.
+        first: the least position of an anchor that it can draft behind.
+        attentions: (query heads, KV heads, head_dim) of its layers.
+    """
+
+    ops: Ops
+    saying: Saying
+    moves: bool
+    first: int
+    attentions: list[tuple[int, int, int]]
+
+    def advance(self, step: int, batch: Batch, seen: Batch, drawn: Array) -> Array:
+        """Compute draft number `step` of some requests, one row each; returns hidden states [R, width] for the output head.
+
+        seen: the batch with the positions up to which rows attend. drawn: int32, earlier draws, for ids below 0 as in `Ops.embed`.
+        """
+        ...
+
+
+class ChainInputs(Inputs):
+    """The rows of a chain, step by step: those of one step are a slice, and begin with the requests that go on.
+
+    Args:
+        rows, places: most rows and requests of a launch, padding included. pages: most pages of a sequence.
+        moves: see `Chain`.
+    """
+
+    def __init__(self, ops: Ops, rows: int, places: int, pages: int, *, moves: bool) -> None:
+        super().__init__(ops, rows, rows, places, pages + 1, before=True)
+        self.scratch = 0
+        self._moves = moves
+
+    def _shapes(self, rows: int, sampled: int) -> dict[str, tuple[tuple[int, ...], str]]:
+        return {"last": ((rows,), "int32"), **super()._shapes(rows, sampled)}
+
+    def fill_chain(self, layout: Layout, stairs: Stairs, blocks: Sequence[Block], biases: Biases | None) -> None:
+        """Write a launch's values and send them. Places beyond the requests compute on the dummy page."""
+        memory = self._staging.open()
+        host = layout.host(memory)
+        tables = host["tables"]
+        fill_tables(tables, stairs.places, blocks, self.scratch)
+        anchors, firsts = np.zeros(stairs.places, np.int64), np.ones(stairs.places, np.int64)
+        anchors[: len(blocks)] = [block.anchor for block in blocks]
+        firsts[: len(blocks)] = [block.position for block in blocks]
+        places, distance = stairs.drawn()
+        step = distance - 1
+        positions = firsts[places] + step
+        earlier = np.asarray([0, *stairs.starts])[step] + places  # the row of the draw that this row reads
+        host["ids"][:] = np.where(step == 0, anchors[places], -earlier - 1)
+        host["table_of"][:] = places
+        before = slots_of(tables, places, np.maximum(positions - 1, 0))
+        host["before"][:] = np.where(positions > 0, before, -1)
+        if self._moves:
+            host["row_positions"][:], host["last"][:] = positions, positions
+            host["slots"][:] = slots_of(tables, places, positions)
+        else:  # nothing is kept of a row: what an operation writes goes to the dummy page
+            host["row_positions"][:], host["last"][:] = firsts[places], firsts[places] - 1
+            host["slots"][:] = 0
+        fill_draws(host, [block.params for block in blocks], places, biases)
+        host["positions"][:] = positions + 1
+        first, (_, pages), _ = layout.places["tables"]
+        self._staging.send(first + stairs.places * pages * 4)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Launched:
+    """A launch on the device: its draws, and of each step their log-probabilities."""
+
+    stairs: Stairs
+    fetched: Fetched
+
+
+class ChainSteps:
+    """The launches of one chain.
+
+    Attributes:
+        graphs: of its launches.
+    """
+
+    def __init__(self, chain: Chain, room: Room) -> None:
+        self.chain, ops, saying = chain, chain.ops, chain.saying
+        self.ops = ops
+        self.graphs = Graphs(ops, room.graph_bytes, room.graphs)
+        self._padded = bool(ops.row_buckets) and room.graphs
+        self.places = min(room.batch, PLACES)
+        most = self._cover(Stairs.of([LONGEST] * self.places))
+        pages = -(-room.context // BLOCK)
+        self.inputs = ChainInputs(ops, most.sampled, most.places, pages, moves=chain.moves)
+        ops.reserve(most.places, most.places, saying.vocab, chain.attentions, pages + 1)
+        self._tokens = ops.empty((most.sampled,), "int32")
+        self._logits = ops.empty((most.places, saying.head.rows), "float32")
+        self._full = self._logits if saying.ids is None else ops.empty((most.places, saying.vocab), "float32")
+        self.most = most
+
+    @property
+    def nbytes(self) -> int:
+        full = 0 if self._full is self._logits else self._full.nbytes
+        return self.inputs.nbytes + self._tokens.nbytes + self._logits.nbytes + full
+
+    def release(self) -> None:
+        self.graphs.clear()
+        for name in ("inputs", "_tokens", "_logits", "_full"):
+            vars(self).pop(name, None)
+
+    def draft(self, blocks: Sequence[Block]) -> list[Draft]:
+        """A draft for each block, in order."""
+        order = sorted(range(len(blocks)), key=lambda at: -blocks[at].width)
+        parts = [order[at : at + self.places] for at in range(0, len(order), self.places)]
+        launched = [self._launch([blocks[at] for at in part]) for part in parts]
+        drafts: dict[int, Draft] = {}
+        for part, launch in zip(parts, launched, strict=True):
+            drafts |= zip(part, _collect(launch, [blocks[at].width for at in part]), strict=True)
+        return [drafts[at] for at in range(len(blocks))]
+
+    def _launch(self, blocks: Sequence[Block]) -> Launched:
+        ops, asked = self.ops, Stairs.of([block.width for block in blocks])
+        stairs = self._cover(asked)
+        biases, draw = Biases.of(blocks, stairs.places), draw_of(blocks)
+        layout = self.inputs.layout(stairs.sampled, stairs.sampled)
+        with ops.step():
+            self.inputs.fill_chain(layout, stairs, blocks, biases)
+            if biases is None and ops.asynchronous:
+                shapes = (_captured(asked, draw), _captured(stairs, draw))
+                sure = self.graphs.run(*shapes, lambda: self._whole(layout, stairs, draw))
+            else:
+                sure = self._apart(layout, asked, stairs, biases, draw)
+            fetched = ops.fetch(self._tokens[: stairs.sampled], *sure)
+        return Launched(stairs, fetched)
+
+    def _cover(self, asked: Stairs) -> Stairs:
+        """What such a launch is captured as. Only requests are padded: a step more would take as long as the others."""
+        places = self.graphs.coverage.cover(asked.places) if self._padded else None
+        return Stairs(places, (places,) * len(asked.counts)) if places else asked
+
+    def _whole(self, layout: Layout, stairs: Stairs, draw: Draw) -> list[Array]:
+        """Every step, draws included."""
+        return [
+            self._drawn(layout, stairs, step, self._network(layout, stairs, step), None, draw)
+            for step in range(len(stairs.counts))
+        ]
+
+    def _apart(self, layout: Layout, asked: Stairs, stairs: Stairs, biases: Biases | None, draw: Draw) -> list[Array]:
+        """The same with the network of each step recorded by itself."""
+        listed = None if biases is None else (self.ops.asarray(biases.ids), self.ops.asarray(biases.values))
+        sure = []
+        for step in range(len(stairs.counts)):
+            shapes = (_of_step(asked, step), _of_step(stairs, step))
+            logits = self.graphs.run(*shapes, lambda step=step: self._network(layout, stairs, step))
+            sure.append(self._drawn(layout, stairs, step, logits, listed, draw))
+        return sure
+
+    def _network(self, layout: Layout, stairs: Stairs, step: int) -> Array:
+        """Logits f32 [R, V] of one step."""
+        ops, saying, first, count = self.ops, self.chain.saying, stairs.starts[step], stairs.counts[step]
+        batch = rows_of(layout.batch, first, count)
+        seen = replace(batch, positions=layout.arrays["last"][first : first + count])
+        hidden = self.chain.advance(step, batch, seen, self._tokens)
+        logits, full = self._logits[:count], self._full[:count]
+        ops.linear(hidden, (saying.head,), logits)
+        if saying.softcap:
+            ops.softcap(logits, saying.softcap)
+        if saying.ids is not None:
+            ops.scatter_columns(logits, saying.ids, full)
+        return full
+
+    def _drawn(
+        self, layout: Layout, stairs: Stairs, step: int, logits: Array, listed: tuple[Array, Array] | None, draw: Draw
+    ) -> Array:
+        """Draw a step's tokens; their log-probabilities f32 [R]."""
+        first, count = stairs.starts[step], stairs.counts[step]
+        rows, tokens = cut(layout.draws, first, count), self._tokens[first : first + count]
+        if listed is not None:
+            rows = replace(rows, bias_ids=listed[0], bias_values=listed[1])
+        self.ops.sample(logits, rows, tokens, draw)
+        return self.ops.logprobs(logits, tokens, 0)[0]
+
+
+class ChainDrafter:
+    """Drafts under one name. Everything that it keeps of a request lies in the target's pages."""
+
+    def __init__(self, name: str, steps: ChainSteps) -> None:
+        self.name, self.subset = name, steps.chain.saying.subset
+        self._steps = steps
+
+    def begin(self, request_id: int, prompt: Sequence[int], namespace: str) -> None:
+        """Nothing is kept but what the target's steps write."""
+
+    def propose(self, asks: Sequence[DraftAsk]) -> list[Draft]:
+        first = self._steps.chain.first
+        ready = [ask.computed == len(ask.tokens) - 1 >= first for ask in asks]
+        blocks = [_block(ask) for ask, now in zip(asks, ready, strict=True) if now]
+        drafts = iter(self._steps.draft(blocks) if blocks else ())
+        return [next(drafts) if now else Draft(note=BEHIND) for now in ready]
+
+    def commit(self, request_id: int, emitted: Sequence[int]) -> None:
+        """The target's next step writes what is kept of these."""
+
+    def end(self, request_id: int) -> None:
+        """Its pages go where the target's go."""
+
+
+def rows_of(batch: Batch, first: int, count: int) -> Batch:
+    """Some rows of a batch, one behind another; their tables are those of all."""
+    names = ("ids", "positions", "slots", "table_of", "before")
+    return replace(batch, **{name: getattr(batch, name)[first : first + count] for name in names})
+
+
+def _block(ask: DraftAsk) -> Block:
+    return Block(ask.tokens[-1], ask.computed, min(ask.width, LONGEST), ask.blocks, ask.params or GREEDY)
+
+
+def _captured(stairs: Stairs, draw: Draw) -> BlockShape:
+    return BlockShape(stairs.sampled, stairs.sampled, draw, "", stairs, "chain")
+
+
+def _of_step(stairs: Stairs, step: int) -> BlockShape:
+    return BlockShape(stairs.counts[step], stairs.counts[step], "apart", APART, stairs, f"step {step}")
+
+
+def _collect(launched: Launched, widths: Sequence[int]) -> list[Draft]:
+    tokens, *sure = launched.fetched.get()
+    found, starts = np.exp(np.minimum(np.concatenate(sure).astype(np.float64), 0.0)), launched.stairs.starts
+    return [draft_of(tokens, found, [start + place for start in starts[:width]]) for place, width in enumerate(widths)]

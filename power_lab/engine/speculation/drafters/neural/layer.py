@@ -1,0 +1,85 @@
+"""A llama-like layer of a drafter on the device, in the two ways that drafters run it: whole, or for its keys and values alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from power_lab.engine.models.spec import LayerSpec, LayerWeights
+from power_lab.kernels.ops import Array, Batch, KVCache, Ops
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerWorkspace:
+    """Activations of up to `rows` rows. `qkv`, `attended` and `gated` are flat, as widths may differ by layer."""
+
+    normed: Array
+    delta: Array
+    qkv: Array
+    attended: Array
+    gated: Array
+
+    @classmethod
+    def make(cls, ops: Ops, layers: tuple[LayerSpec, ...], width: int, rows: int) -> LayerWorkspace:
+        attentions = [layer.attention for layer in layers]
+        return cls(
+            normed=ops.empty((rows, width), ops.activation),
+            delta=ops.empty((rows, width), "float32"),
+            qkv=ops.empty((rows * max(a.qkv_width for a in attentions),), "float32"),
+            attended=ops.empty((rows * max(a.q_width for a in attentions),), ops.activation),
+            gated=ops.empty((rows * max(layer.ffn for layer in layers),), ops.activation),
+        )
+
+    @property
+    def nbytes(self) -> int:
+        return sum(getattr(self, name).nbytes for name in self.__slots__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layer:
+    """One layer with its rotary table f32 [positions, pairs, 2] (None: no rotation)."""
+
+    ops: Ops
+    spec: LayerSpec
+    weights: LayerWeights
+    table: Array | None
+    eps: float
+
+    def keep(self, x: Array, batch: Batch, cache: KVCache, work: LayerWorkspace) -> None:
+        """x += work.delta, then write its keys and values to the rows' slots. x f32 [R, D]."""
+        a, w, rows = self.spec.attention, self.weights, x.shape[0]
+        h, kv = work.normed[:rows], flat(work.qkv, rows, 2 * a.kv_width)
+        self.ops.add_rms_norm(x, work.delta[:rows], None, w.attn_norm, self.eps, h)
+        self.ops.linear(h, w.qkv[1:], kv)
+        self.ops.rope_write(kv, batch, self.table, self._interleaved, 0, cache, w.qk_norms, self.eps)
+
+    def run(
+        self, x: Array, post: Array | None, batch: Batch, seen: Batch, cache: KVCache, work: LayerWorkspace
+    ) -> Array | None:
+        """x += work.delta, normed by `post` if there is one, then all that the layer makes of x f32 [R, D]. What its feed-forward part
+        would add is left in work.delta, and the norm of it, or None, is returned.
+
+        seen: the batch with the positions up to which rows attend.
+        """
+        ops, a, w, eps, rows = self.ops, self.spec.attention, self.weights, self.eps, x.shape[0]
+        h, delta = work.normed[:rows], work.delta[:rows]
+        qkv, attended = flat(work.qkv, rows, a.qkv_width), flat(work.attended, rows, a.q_width)
+        gated = flat(work.gated, rows, self.spec.ffn)
+        ops.add_rms_norm(x, delta, post, w.attn_norm, eps, h)
+        ops.linear(h, w.qkv, qkv)
+        ops.rope_write(qkv, batch, self.table, self._interleaved, a.heads, cache, w.qk_norms, eps)
+        ops.attention(qkv, seen, a.heads, a.scale, cache, attended, a.window)
+        ops.linear(attended, (w.out,), delta)
+        ops.add_rms_norm(x, delta, w.post_attn_norm, w.ffn_norm, eps, h)
+        ops.gate_up(h, w.gate, w.up, gated, self.spec.activation)
+        ops.linear(gated, (w.down,), delta)
+        return w.post_ffn_norm
+
+    @property
+    def _interleaved(self) -> bool:
+        rope = self.spec.attention.rope
+        return rope is not None and rope.interleaved
+
+
+def flat(values: Array, rows: int, width: int) -> Array:
+    """[rows, width] in the first values of an array."""
+    return values[: rows * width].reshape(rows, width)

@@ -1,0 +1,220 @@
+"""Multi-token prediction, also called NextN: one layer that reads a token and the hidden state before it (DeepSeek-V3, arXiv:2412.19437).
+
+Row p reads t_p and g_(p-1), the target's hidden state at the position before, and predicts the token at p + 1:
+    x = embed_proj . RMSNorm(embed(t_p), enorm) + hidden_proj . RMSNorm(g_(p-1), hnorm), with g = 0 before position 0;
+    x = layer(x), causal over rows 0..p; logits = head . RMSNorm(x, norm).
+It goes on by itself: the row of a draft reads x of the row before in place of g. An artifact of several layers has as many heads, each with
+norms and projections of its own: head k reads what head k - 1 makes of the row before, drafts the token k + 1 behind the anchor, and the
+last one goes on by itself.
+
+Kept of every position: g, what each head but the last makes of it, and each head's keys and values. Implementations differ in what g is;
+`normed_hidden` and `normed_chain` say so: transformers and Qwen's norm both, vLLM's DeepSeek the target's only. Most of them have no row 0,
+which here is one key more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from power_lab.engine.models.decoder import ITEMSIZE
+from power_lab.engine.speculation.drafters import Drafter
+from power_lab.engine.speculation.drafters.neural import REACH, Room
+from power_lab.engine.speculation.drafters.neural import layers as llama
+from power_lab.engine.speculation.drafters.neural.artifact import Artifact, Binder, Target, refused
+from power_lab.engine.speculation.drafters.neural.chain import ChainDrafter, ChainSteps, Saying
+from power_lab.engine.speculation.drafters.neural.layer import Layer, LayerWorkspace
+from power_lab.kernels.ops import BLOCK, Array, Batch, KVCache, Weight
+
+
+class MtpConfig(llama.LayersConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """See `LayersConfig`; `layers` is the number of heads, `taps` the target's number of layers alone.
+
+    Attributes:
+        normed_hidden: whether g is the target's hidden state after its final norm, not before.
+        normed_chain: whether a head hands on x after its own `norm`, not before.
+    """
+
+    normed_hidden: bool = False
+    normed_chain: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Head:
+    """The weights of one head, its layer bound to the device."""
+
+    enorm: Array
+    hnorm: Array
+    embed_proj: Weight
+    hidden_proj: Weight
+    layer: Layer
+    norm: Array
+
+
+class Mtp:
+    """The artifact, bound to its target. See `Trained`."""
+
+    kind = "mtp"
+    serves = ("mtp",)
+
+    def __init__(self, artifact: Artifact, target: Target, context: int) -> None:
+        """Raises ConfigError for key `draft` where the artifact is not sound or not for this target."""
+        config, spec, ops = artifact.config(MtpConfig), target.spec, target.ops
+        llama.check(artifact, config)
+        if config.taps != (len(spec.layers),):
+            raise refused(artifact.path, f"'config': taps {list(config.taps)} are not the target's last state alone")
+        if artifact.header.serves != self.serves:
+            raise refused(artifact.path, f"'serves' {list(artifact.header.serves)} is not what its kind serves: mtp")
+        self.name, self.sha256 = artifact.header.name or artifact.path.stem, artifact.sha256
+        self.config, self.spec, self.ops, self.embedding = config, spec, ops, target.weights.embedding
+        self.final_norm = target.weights.final_norm
+        binder, specs = Binder(artifact, ops), llama.specs(config)
+        weights = llama.bind(binder, specs, spec.width)
+        rope = specs[0].attention.rope
+        assert rope is not None
+        self.table = ops.rope_tables(context + REACH, rope.frequencies, rope.magnitude)
+        self.heads = tuple(
+            _head(binder, "" if len(specs) == 1 else f"layers.{i}.", Layer(ops, one, w, self.table, spec.norm_eps))
+            for i, (one, w) in enumerate(zip(specs, weights, strict=True))
+        )
+        self.saying, nbytes = Saying.of(artifact, target)
+        artifact.refuse_unused()
+        self.nbytes = binder.nbytes + nbytes
+
+    def companion(self, room: Room) -> MtpCompanion:
+        return MtpCompanion(self, room)
+
+    def release(self) -> None:
+        for name in ("heads", "saying", "table", "embedding", "final_norm"):
+            vars(self).pop(name, None)
+
+
+class MtpCompanion:
+    """See `Companion`, and as a network `Chain`."""
+
+    needs_before = True
+    moves = True
+    first = 0
+
+    def __init__(self, trained: Mtp, room: Room) -> None:
+        self.trained, self.ops, self.saying = trained, trained.ops, trained.saying
+        self.serves, self.taps = trained.serves, trained.config.taps
+        self._room, self._heads, ops = room, trained.heads, trained.ops
+        self._specs = tuple(head.layer.spec for head in trained.heads)
+        self.attentions = [(a.heads, a.kv_heads, a.head_dim) for a in (spec.attention for spec in self._specs[:1])]
+        self.steps = ChainSteps(self, room)
+        rows, width = max(room.rows, self.steps.most.places), trained.spec.width
+        self._work = LayerWorkspace.make(ops, self._specs, width, rows)
+        self._x, self._read = ops.empty((rows, width), "float32"), ops.empty((rows, width), "float32")
+        self._states: tuple[Array, ...] = ()
+        self._caches: tuple[KVCache, ...] = ()
+        self._drafter = ChainDrafter("mtp", self.steps)
+
+    # --- memory -------------------------------------------------------------------------------------------------------------------
+
+    @property
+    def page_bytes(self) -> int:
+        kept = len(self._heads) * self.trained.spec.width * ITEMSIZE[self.ops.activation]
+        return BLOCK * (kept + sum(2 * s.attention.kv_width for s in self._specs) * ITEMSIZE[self.ops.kv_dtype])
+
+    @property
+    def scratch_bytes(self) -> int:
+        return self._room.scratch * self.page_bytes
+
+    @property
+    def nbytes(self) -> int:
+        own = self._work.nbytes + self._x.nbytes + self._read.nbytes
+        return own + self.steps.nbytes + self.trained.table.nbytes
+
+    @property
+    def graph_nbytes(self) -> int:
+        return self.steps.graphs.nbytes
+
+    def make_pool(self, pages: int, caches: tuple[KVCache, ...]) -> None:
+        count, width = pages + self._room.scratch, self.trained.spec.width
+        self._states = tuple(self.ops.empty((count * BLOCK, width), self.ops.activation) for _ in self._heads)
+        self._caches = tuple(self.ops.kv_cache(count, s.attention.kv_heads, s.attention.head_dim) for s in self._specs)
+        self.steps.inputs.scratch = pages
+
+    def release(self) -> None:
+        self.steps.release()
+        self._states, self._caches = (), ()
+        for name in ("_work", "_x", "_read"):
+            vars(self).pop(name, None)
+
+    # --- the target's step --------------------------------------------------------------------------------------------------------
+
+    def tap(self, layer: int, x: Array, delta: Array | None, post: Array | None, batch: Batch) -> None:
+        ops, eps, rows = self.ops, self.trained.spec.norm_eps, x.shape[0]
+        if not self.trained.config.normed_hidden:
+            ops.tap(x, delta, post, eps, self._states[0], 0, batch.slots)
+            return
+        whole, normed = self._x[:rows], self._read[:rows]
+        ops.tap(x, delta, post, eps, whole, 0, None)
+        ops.rms_norm(whole, self.trained.final_norm, eps, normed)
+        ops.tap(normed, None, None, eps, self._states[0], 0, batch.slots)
+
+    def observe(self, batch: Batch) -> None:
+        """Keys and values of every row and head, and of all heads but the last what the next one reads."""
+        for at, head in enumerate(self._heads):
+            x = self._enter(head, at, batch, None)
+            if at + 1 < len(self._heads):
+                self._finish(head, x, batch, batch, self._caches[at], self._states[at + 1])
+            else:
+                head.layer.keep(x, batch, self._caches[at], self._work)
+
+    # --- drafting -----------------------------------------------------------------------------------------------------------------
+
+    def drafter(self, name: str) -> Drafter:
+        return self._drafter
+
+    def advance(self, step: int, batch: Batch, seen: Batch, drawn: Array) -> Array:
+        """The row of draft `step` in every head that has not drafted yet; the first of these drafts."""
+        last = len(self._heads) - 1
+        for at in range(last, min(step, last) - 1, -1):
+            # The one that drafts comes last: its hidden state stays in the workspace. No head reads another's of the same row.
+            goes_on = self._states[min(at + 1, last)] if at < last or step >= last else None
+            hidden = self._finish(
+                self._heads[at], self._enter(self._heads[at], at, batch, drawn), batch, seen, self._caches[at], goes_on
+            )
+        return hidden
+
+    def _enter(self, head: Head, at: int, batch: Batch, drawn: Array | None) -> Array:
+        """What enters a head's layer: returned and, for the part that is still to be added, in the workspace."""
+        ops, trained, work, eps = self.ops, self.trained, self._work, self.trained.spec.norm_eps
+        rows = batch.ids.shape[0]
+        x, read, h = self._x[:rows], self._read[:rows], work.normed[:rows]
+        assert batch.before is not None
+        ops.embed(trained.embedding, batch.ids, read, trained.spec.embedding_scale, drawn)
+        ops.rms_norm(read, head.enorm, eps, h)
+        ops.linear(h, (head.embed_proj,), x)
+        ops.take(self._states[at], batch.before, read)
+        ops.rms_norm(read, head.hnorm, eps, h)
+        ops.linear(h, (head.hidden_proj,), work.delta[:rows])
+        return x
+
+    def _finish(self, head: Head, x: Array, batch: Batch, seen: Batch, cache: KVCache, states: Array | None) -> Array:
+        """Run a head's layer, hand on what it makes of the rows by writing it to their slots in `states`, and return its norm."""
+        ops, eps, rows, delta = self.ops, self.trained.spec.norm_eps, x.shape[0], self._work.delta[: x.shape[0]]
+        post = head.layer.run(x, None, batch, seen, cache, self._work)
+        normed, h = self._read[:rows], self._work.normed[:rows]
+        if states is None or not self.trained.config.normed_chain:
+            ops.add_rms_norm(x, delta, post, head.norm, eps, h)
+            if states is not None:
+                ops.tap(x, None, None, eps, states, 0, batch.slots)
+            return h
+        ops.add_rms_norm(x, delta, post, head.norm, eps, normed)
+        ops.tap(normed, None, None, eps, states, 0, batch.slots)
+        ops.tap(normed, None, None, eps, h, 0, None)
+        return h
+
+
+def _head(binder: Binder, at: str, layer: Layer) -> Head:
+    width = layer.weights.out.rows
+    return Head(
+        enorm=binder.vector(f"{at}enorm.weight", width),
+        hnorm=binder.vector(f"{at}hnorm.weight", width),
+        embed_proj=binder.matrix(f"{at}embed_proj.weight", width, width),
+        hidden_proj=binder.matrix(f"{at}hidden_proj.weight", width, width),
+        layer=layer,
+        norm=binder.vector(f"{at}norm.weight", width),
+    )
