@@ -1,4 +1,4 @@
-"""DFlash: a few layers that draft a whole block in one pass (reference: the DFlash drafters of 2026, as `spec` of this project states them).
+"""DFlash: a few layers that draft a whole block in one pass (arXiv:2602.06036).
 
 Hidden states of several of the target's layers, projected, stand for the context: each drafter layer computes keys and values from them.
 The block is the last token, then masks; its rows read the context and each other, and the one `i` behind the last token says the token
@@ -58,6 +58,10 @@ class DFlash:
         spec, ops = target.spec, target.ops
         if config.mask_token >= spec.vocab:
             raise refused(artifact.path, f"'config': mask_token {config.mask_token} is no token of {spec.vocab:,}")
+        if (
+            config.window and not config.causal
+        ):  # a row's window begins at its own position, but it would be cut at the block's end
+            raise refused(artifact.path, "'config': a window needs causal blocks")
         self.serves = tuple(name for name in SERVES if name in header.serves)
         if set(self.serves) != set(header.serves) or ("dspark" in self.serves) != bool(config.markov_rank):
             raise refused(

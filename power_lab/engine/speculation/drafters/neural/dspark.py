@@ -1,8 +1,7 @@
 """DSpark: a Markov head on a block drafter. Each token's logits also depend on the one before it, which is drawn first.
 
-logits_i = head h_i + W2 W1[token before], and a confidence sigmoid(w [h_i ; W1[token before]] + b): the probability, as it was trained to be
-told, that the draft is accepted. The tokens are drawn one after another, all requests' at one position together; nothing comes to the host
-in between.
+logits_i = head h_i + W2 W1[token before], and a confidence sigmoid(w [h_i ; W1[token before]] + b): how likely it is that the target says
+the draft. The tokens are drawn one after another, all requests' at one position together; nothing comes to the host in between.
 """
 
 from __future__ import annotations
@@ -30,12 +29,9 @@ class Markov:
 
     @classmethod
     def bind(cls, binder: Binder, rank: int, vocab: int, said: int, width: int) -> Self:
-        return cls(
-            binder.matrix("markov_w1.weight", vocab, rank),
-            binder.matrix("markov_w2.weight", said, rank),
-            *binder.split("conf.weight", width, rank),
-            float(binder.values("conf.bias", 1)[0]),
-        )
+        before, after = binder.matrix("markov_w1.weight", vocab, rank), binder.matrix("markov_w2.weight", said, rank)
+        sure_hidden, sure_before = binder.split("conf.weight", width, rank)
+        return cls(before, after, sure_hidden, sure_before, float(binder.values("conf.bias", 1)[0]))
 
 
 class MarkovHead:

@@ -202,6 +202,7 @@ def _shape(stairs: Stairs, draw: Draw, apart: bool, head: Head) -> Shape:
 
 
 def draw_of(blocks: Sequence[Block]) -> Draw:
+    """What no draw of a launch goes beyond."""
     drawn = [block.params for block in blocks if block.params.temperature > 0]
     return "limited" if any(p.top_k or p.top_p < 1 for p in drawn) else "random" if drawn else "greedy"
 
