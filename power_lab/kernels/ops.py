@@ -304,7 +304,8 @@ class Ops(Protocol):
     ) -> None:
         """Normalise and rotate the queries in place, and write keys, treated alike, and values to their slots.
 
-        qkv f32 [R, (q_heads + 2 * kv_heads) * head_dim]. rope f32 [positions, pairs, 2] or None for no rotation; a head's first
+        qkv f32 [R, (q_heads + 2 * kv_heads) * head_dim]; q_heads may be 0. Or [R, q_heads * head_dim]: queries alone, nothing is
+        written. rope f32 [positions, pairs, 2] or None for no rotation; a head's first
         2 * pairs values turn. Pairs are (2i, 2i+1) when `interleaved` (GGUF's Llama order), else (i, i + pairs). norms: RMS weights
         of queries and keys, each of head_dim values (every head by itself) or of all heads' values together.
         """
@@ -325,6 +326,7 @@ class Ops(Protocol):
     ) -> None:
         """Causal grouped-query attention of each row over positions 0..positions[r], KV read from the pages only.
 
+        qkv as `rope_write` left it. Rows of one table may share a position, as those of a block that sees all of itself.
         Keys are reduced in canonical splits at absolute positions, combined in order. out f32 [R, q_heads * head_dim].
         window: only so many last keys, the row's own included; 0 is all. softcap: scores s become softcap * tanh(s / softcap).
         temperature: f32 [positions], a further factor on the scores of a row at that position.

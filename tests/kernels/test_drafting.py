@@ -42,12 +42,38 @@ def test_keys_and_values_without_queries(ops: NumbaOps) -> None:
     """Keys and values alone have the bits that they have beside queries."""
     kv_heads, dim, tables = 3, 64, np.array([[2, 1]], np.int32)
     qkv, rows = data.normal(70, 15 * dim), data.batch(np.arange(70), tables)
-    norms = data.normal(dim, seed=1), data.normal(dim, seed=2)
     table = ops.rope_tables(70, reference.frequencies(dim, 1e4), 1.0)
-    whole, alone = (data.poisoned_cache(ops, 3, kv_heads, dim) for _ in range(2))
-    ops.rope_write(qkv.copy(), rows, table, False, 9, whole, norms, 1e-5)
-    ops.rope_write(np.ascontiguousarray(qkv[:, 9 * dim :]), rows, table, False, 0, alone, norms, 1e-5)
-    assert alone.keys.tobytes() == whole.keys.tobytes() and alone.values.tobytes() == whole.values.tobytes()
+    for sizes in ((dim, dim), (9 * dim, kv_heads * dim)):
+        norms = data.normal(sizes[0], seed=1), data.normal(sizes[1], seed=2)
+        whole, alone = (data.poisoned_cache(ops, 3, kv_heads, dim) for _ in range(2))
+        ops.rope_write(qkv.copy(), rows, table, False, 9, whole, norms, 1e-5)
+        ops.rope_write(np.ascontiguousarray(qkv[:, 9 * dim :]), rows, table, False, 0, alone, norms, 1e-5)
+        assert alone.keys.tobytes() == whole.keys.tobytes() and alone.values.tobytes() == whole.values.tobytes()
+
+
+def test_queries_alone(ops: NumbaOps) -> None:
+    """They are treated, and see, as they would beside keys and values; none are written."""
+    heads, kv_heads, dim, tables = 9, 3, 64, np.array([[2, 1]], np.int32)
+    qkv, rows = data.normal(70, 15 * dim), data.batch(np.arange(70), tables)
+    for size in (1, heads):
+        norms = data.normal(size * dim, seed=1), data.normal((kv_heads if size > 1 else 1) * dim, seed=2)
+        table, cache = (
+            ops.rope_tables(70, reference.frequencies(dim, 1e4), 1.0),
+            data.poisoned_cache(ops, 3, kv_heads, dim),
+        )
+        whole, alone, written = qkv.copy(), np.ascontiguousarray(qkv[:, : heads * dim]), data.poison(2, 70, heads * dim)
+        ops.rope_write(whole, rows, table, False, heads, cache, norms, 1e-5)
+        before = cache.keys.tobytes(), cache.values.tobytes()
+        ops.rope_write(alone, rows, table, False, heads, cache, norms, 1e-5)
+        assert (cache.keys.tobytes(), cache.values.tobytes()) == before
+        assert np.array_equal(alone, whole[:, : heads * dim])
+        ops.attention(whole, rows, heads, 0.125, cache, written[0])
+        ops.attention(alone, rows, heads, 0.125, cache, written[1])
+        assert written[0].tobytes() == written[1].tobytes() and np.isfinite(written).all()
+    with pytest.raises(ValueError, match="width of queries"):
+        ops.rope_write(data.normal(70, 10 * dim), rows, table, False, heads, cache)
+    with pytest.raises(ValueError, match="9 query heads"):
+        ops.attention(data.normal(70, 8 * dim), rows, heads, 0.125, cache, written[0])
 
 
 @pytest.mark.parametrize("interleaved_blocks", [False, True])

@@ -243,10 +243,11 @@ class NumbaOps:
         norms: tuple[Array, Array] | None = None,
         eps: float = 0.0,
     ) -> None:
-        same(qkv.shape[1], (q_heads + 2 * cache.heads) * cache.head_dim, "width of queries, keys and values")
-        if norms is not None and norms[0].shape[0] != cache.head_dim:
-            same(norms[0].shape[0], q_heads * cache.head_dim, "query norm")
-            same(norms[1].shape[0], cache.heads * cache.head_dim, "key norm")
+        if qkv.shape[1] != q_heads * cache.head_dim:
+            same(qkv.shape[1], (q_heads + 2 * cache.heads) * cache.head_dim, "width of queries, keys and values")
+        for part, heads, what in zip(norms or (), (q_heads, cache.heads), ("query norm", "key norm"), strict=False):
+            if heads and part.shape[0] != cache.head_dim:
+                same(part.shape[0], heads * cache.head_dim, what)
         job = rope_kernels.job(qkv, batch, rope, interleaved, q_heads, cache, norms, eps)
         self._do(job, qkv, batch, rope, cache, norms)
 
@@ -264,6 +265,8 @@ class NumbaOps:
         sinks: Array | None = None,
     ) -> None:
         same(out.shape, (qkv.shape[0], q_heads * cache.head_dim), "shape of the result")
+        if qkv.shape[1] < q_heads * cache.head_dim:
+            raise ValueError(f"{q_heads} query heads of {cache.head_dim} are not in {qkv.shape[1]} values")
         self._reserve(attention.scratch_floats(q_heads // cache.heads, cache.head_dim))
         if sinks is not None:
             same(sinks.shape, (q_heads,), "one sink for each query head")

@@ -51,6 +51,7 @@ def _rows(first, last, qkv, positions, slots, rope, keys, values, dim, q_heads, 
         position, slot = carray(i32_pointer(positions), last)[r], carray(i64_pointer(slots), last)[r]
         if q_size:
             _normalise(here, q_norm, q_size, q_heads, dim, f32_from_bits(eps))
+        if k_size:
             _normalise(here + q_heads * dim * 4, k_norm, k_size, kv_heads, dim, f32_from_bits(eps))
         if half:
             turn = carray(f32_pointer(rope + position * half * 8), (half, 2))
@@ -100,7 +101,12 @@ def job(
         f32(cache.keys),
         f32(cache.values),
     )
-    shape = (cache.head_dim, q_heads, cache.heads, 0 if rope is None else rope.shape[1], int(interleaved))
-    weights = (0, 0, 0, 0) if norms is None else (f32(norms[0]), norms[0].shape[0], f32(norms[1]), norms[1].shape[0])
+    kv_heads = 0 if qkv.shape[1] == q_heads * cache.head_dim else cache.heads
+    shape = (cache.head_dim, q_heads, kv_heads, 0 if rope is None else rope.shape[1], int(interleaved))
+    weights = [0, 0, 0, 0]
+    if norms is not None:
+        for part, (heads, norm) in enumerate(zip((q_heads, kv_heads), norms, strict=True)):
+            if heads:
+                weights[2 * part : 2 * part + 2] = f32(norm), norm.shape[0]
     rows = qkv.shape[0]
     return -(-rows // ROWS), ROPE, rows, f32(qkv), *arrays, *shape, *weights, bits(eps)

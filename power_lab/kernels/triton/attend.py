@@ -132,13 +132,14 @@ def unit_of(unit, HEAD_BLOCKS: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.con
 @triton.jit
 def group_of(
     unit, first, count, queries, positions, table_of, tables, temperature, keys, values, pages, window, scale, cap,
-    Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, PAGE: tl.constexpr,
+    Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, PITCH: tl.constexpr,
+    D: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, PAGE: tl.constexpr,
     M: tl.constexpr, HEADS: tl.constexpr, HEAD_BLOCKS: tl.constexpr, WINDOWED: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
     """What a group is computed on: queries [M, WIDTH] as `rope.rope_write` left them, (keys, values, block table, first
     of the values' columns), rules of masking, (place of a line, is it used).
 
-    Line i of M is query head `block * HEADS + i % HEADS` of the KV head, of row `first + i // HEADS`.
+    Line i of M is query head `block * HEADS + i % HEADS` of the KV head, of row `first + i // HEADS`. Rows are PITCH f32 values apart.
     """
     GROUP: tl.constexpr = Q_HEADS // KV_HEADS
     kv_head, block, column = unit_of(unit, HEAD_BLOCKS, WIDTH, VALUES)
@@ -154,7 +155,7 @@ def group_of(
     factor = tl.full((M,), 1.0, tl.float32) * scale
     if temperature is not None:
         factor *= tl.load(temperature + position)
-    source = (row * ((Q_HEADS + 2 * KV_HEADS) * 2 * D) + head * (2 * D))[:, None] + d[None, :]
+    source = (row * (2 * PITCH) + head * (2 * D))[:, None] + d[None, :]
     q = tl.load(queries + source, mask=used[:, None] & (d < D)[None, :], other=0.0)
     if INTERPRET:
         q = q.to(tl.float32)
@@ -215,7 +216,8 @@ def _sweep(
 )
 def attend_many(
     queries, positions, table_of, tables, temperature, sinks, keys, values, out, groups, rows, pages, window, scale, cap,
-    Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, PAGE: tl.constexpr,
+    Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, PITCH: tl.constexpr,
+    D: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, PAGE: tl.constexpr,
     TILES: tl.constexpr, M: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, HEAD_BLOCKS: tl.constexpr,
     WINDOWED: tl.constexpr, CAPPED: tl.constexpr, INTERPRET: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -230,7 +232,7 @@ def attend_many(
         count = tl.min(tl.where(ends & (line > 0), line, ROWS), 0)
         q, paged, rules, to = group_of(
             tl.program_id(0), first, count, queries, positions, table_of, tables, temperature, keys, values, pages, window, scale, cap,
-            Q_HEADS, KV_HEADS, D, WIDTH, VALUES, PAGE, M, HEADS, HEAD_BLOCKS, WINDOWED, INTERPRET,
+            Q_HEADS, KV_HEADS, PITCH, D, WIDTH, VALUES, PAGE, M, HEADS, HEAD_BLOCKS, WINDOWED, INTERPRET,
         )  # fmt: skip
         low, high = rules[3], rules[4]
         first_tile, last_tile = low // PAGE, (high + PAGE - 1) // PAGE

@@ -121,7 +121,7 @@ def attention(
 ) -> None:
     """Causal grouped-query attention of each row over positions 0..positions[r], as in `Ops.attention`.
 
-    qkv f32 [R, (q_heads + 2 * kv_heads) * head_dim]: bf16 queries in it, as `rope.rope_write` leaves them. keys and values as made by
+    qkv f32 [R, q_heads * head_dim or more]: bf16 queries in it, as `rope.rope_write` leaves them. keys and values as made by
     `rope.kv_cache`. out bf16 or f32 [R, q_heads * head_dim]. scratch f32, of at least `scratch_floats` values. scale and temperatures are
     positive.
     cut: a plan other than `plan`'s, to measure it. sinks: f32 [q_heads].
@@ -133,7 +133,7 @@ def attention(
     factors = (2 * LOG2E * scale / softcap, LOG2E * softcap) if capped else (LOG2E * scale, 0.0)
     queries, where = qkv.view(torch.bfloat16), (batch.positions, batch.table_of, batch.tables, temperature)
     sizes = (
-        q_heads, kv_heads, dim, width, min(width, VALUES), BLOCK, keys_of_split // BLOCK,
+        q_heads, kv_heads, qkv.shape[1], dim, width, min(width, VALUES), BLOCK, keys_of_split // BLOCK,
         LINES, cut.heads, cut.rows, cut.head_blocks,
     )  # fmt: skip
     if cut.programs == 0:

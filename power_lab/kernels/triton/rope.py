@@ -128,9 +128,11 @@ def rope_write(
     Queries are then found by `queries`. Arguments as in `Ops.rope_write`; keys and values as made by `kv_cache`.
     """
     kv_heads, dim = keys.shape[1], keys.shape[3]
+    if qkv.shape[1] == q_heads * dim:
+        kv_heads = 0
     half = dim // 2 if rope is None else rope.shape[1]
     half_block, rest = triton.next_power_of_2(half), dim - 2 * half
-    wide = norms is not None and norms[0].shape[0] != dim
+    wide = norms is not None and norms[0 if q_heads else 1].shape[0] != dim
     most = triton.next_power_of_2(max(q_heads, kv_heads))
     heads = most if wide else min(most, max(PAIRS // half_block, 1))
     q_norm, k_norm = (None, None) if norms is None else norms

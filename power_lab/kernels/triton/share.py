@@ -132,7 +132,8 @@ def _call(
 def attend_few(
     queries, positions, table_of, tables, temperature, keys, values, parts, stats,
     rows, pages, splits, window, scale, cap,
-    Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, PAGE: tl.constexpr,
+    Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, PITCH: tl.constexpr,
+    D: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, PAGE: tl.constexpr,
     TILES: tl.constexpr, M: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, HEAD_BLOCKS: tl.constexpr,
     LISTED: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, INTERPRET: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -160,7 +161,7 @@ def attend_few(
         if from_split < to_split:
             q, paged, rules, to = group_of(
                 unit, first, end - first, queries, positions, table_of, tables, temperature, keys, values, pages, window, scale, cap,
-                Q_HEADS, KV_HEADS, D, WIDTH, VALUES, PAGE, M, HEADS, HEAD_BLOCKS, WINDOWED, INTERPRET,
+                Q_HEADS, KV_HEADS, PITCH, D, WIDTH, VALUES, PAGE, M, HEADS, HEAD_BLOCKS, WINDOWED, INTERPRET,
             )  # fmt: skip
             low, high = rules[3], rules[4]
             first_split = low // (PAGE * TILES)

@@ -49,7 +49,8 @@ def attend(
 ) -> CompiledKernel:
     (q_heads, kv_heads, dim), width = heads, attention._width(heads[2])
     constants: dict[str, object] = {
-        "Q_HEADS": q_heads, "KV_HEADS": kv_heads, "D": dim, "WIDTH": width, "VALUES": min(width, attention.VALUES),
+        "Q_HEADS": q_heads, "KV_HEADS": kv_heads, "PITCH": (q_heads + 2 * kv_heads) * dim,
+        "D": dim, "WIDTH": width, "VALUES": min(width, attention.VALUES),
         "PAGE": BLOCK, "TILES": attention.split(dim) // BLOCK,
         "M": attention.LINES, "HEADS": cut.heads, "ROWS": cut.rows, "HEAD_BLOCKS": cut.head_blocks,
         "WINDOWED": window, "CAPPED": capped, "INTERPRET": False, "PDL": True,
@@ -82,15 +83,21 @@ def check_attention() -> None:
 
 
 def check_rotation() -> None:
-    for norms in (True, False):
+    for q_heads, kv_heads, norms in ((32, 8, True), (32, 8, False), (0, 8, False), (0, 8, True), (32, 0, True)):
         constants: dict[str, object] = {
-            "Q_HEADS": 32, "KV_HEADS": 8, "D": 128, "HALF": 64, "HALF_BLOCK": 64, "REST_BLOCK": 0, "D_BLOCK": 128,
+            "Q_HEADS": q_heads, "KV_HEADS": kv_heads, "D": 128, "HALF": 64, "HALF_BLOCK": 64, "REST_BLOCK": 0, "D_BLOCK": 128,
             "HEADS": 32 if norms else 4,
             "PAGE": BLOCK, "INTERLEAVED": not norms, "WIDE": norms, "PDL": True,
         }  # fmt: skip
         if not norms:
             constants |= {"q_norm": None, "k_norm": None}
-        print("rope", norms, found := resources(build(rope._rope_write, constants, num_warps=8 if norms else 4)))
+        print(
+            "rope",
+            q_heads,
+            kv_heads,
+            norms,
+            found := resources(build(rope._rope_write, constants, num_warps=8 if norms else 4)),
+        )
         assert found[2] == 0, "registers spilled"
 
 

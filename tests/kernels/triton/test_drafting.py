@@ -45,11 +45,13 @@ def test_rows_of_a_narrow_table(type: QuantType) -> None:
 
 
 @pytest.mark.parametrize("kv_heads", [1, 3])
-def test_keys_and_values_without_queries(kv_heads: int) -> None:
+@pytest.mark.parametrize("wide", [False, True])
+def test_keys_and_values_without_queries(kv_heads: int, wide: bool) -> None:
     """They have the bits that they have beside queries."""
     dim, width = 64, 2 * kv_heads * 64
     positions, slots = torch.tensor([70, 3], dtype=torch.int32), torch.tensor([2 * BLOCK + 5, BLOCK + 63])
-    qkv, norms = normal(2, 9 * dim + width), (normal(dim, seed=1), normal(dim, seed=2))
+    qkv, sizes = normal(2, 9 * dim + width), (9, kv_heads) if wide else (1, 1)
+    norms = normal(sizes[0] * dim, seed=1), normal(sizes[1] * dim, seed=2)
     table = reference.rope_tables(80, reference.frequencies(dim, 1e4)).float()
     batch = Batch(NONE, positions, slots, NONE, NONE, NONE)
     caches = [rope.kv_cache(3, kv_heads, dim, "cpu") for _ in range(2)]
@@ -60,6 +62,33 @@ def test_keys_and_values_without_queries(kv_heads: int) -> None:
     rope.rope_write(alone, batch, table, False, 0, *caches[1], norms, 1e-5)
     for whole, few in zip(*caches, strict=True):
         assert torch.equal(whole.view(torch.int16), few.view(torch.int16)) and not few.isnan().all()
+
+
+@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize("wide", [False, True])
+def test_queries_alone(wide: bool, many: bool) -> None:
+    """They are treated, and see, as they would beside keys and values; none are written."""
+    heads, kv_heads, dim = 4, 2, 16
+    positions, slots = torch.tensor([70, 3], dtype=torch.int32), torch.tensor([2 * BLOCK + 6, BLOCK + 3])
+    tables, table_of = torch.tensor([[1, 2], [1, 2]], dtype=torch.int32), torch.tensor([0, 1], dtype=torch.int32)
+    batch = Batch(NONE, positions, slots, table_of, tables, NONE)
+    whole = normal(2, (heads + 2 * kv_heads) * dim)
+    alone = whole[:, : heads * dim].contiguous()
+    norms = normal((heads if wide else 1) * dim, seed=1), normal((kv_heads if wide else 1) * dim, seed=2)
+    table = reference.rope_tables(80, reference.frequencies(dim, 1e4)).float()
+    keys, values = (normal(3, kv_heads, BLOCK, dim, seed=seed).bfloat16() for seed in (3, 4))
+    rope.rope_write(whole, batch, table, False, heads, keys, values, norms, 1e-5)
+    kept = keys.clone(), values.clone()
+    rope.rope_write(alone, batch, table, False, heads, keys, values, norms, 1e-5)
+    assert torch.equal(keys, kept[0]) and torch.equal(values, kept[1])
+    assert torch.equal(rope.queries(alone, heads, dim), rope.queries(whole, heads, dim))
+    cut = replace(attention.plan(1, heads, kv_heads, dim, 2), rows=8, programs=0, stages=2) if many else None
+    results = []
+    for qkv in (whole, alone):
+        scratch, out = poison(attention.scratch_floats(2, heads, kv_heads, dim, 2)), poison(2, heads * dim)
+        attention.attention(qkv, batch, heads, 0.25, keys, values, out, 0, 0.0, None, scratch, cut)
+        results.append(out)
+    assert torch.equal(*results) and results[0].isfinite().all()
 
 
 @pytest.mark.parametrize("many", [False, True])
