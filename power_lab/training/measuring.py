@@ -77,7 +77,6 @@ class Measure:
         for kind, drafter in drafters.items():
             for name in (kind, "dflash") if isinstance(drafter, DSpark) else (kind,):
                 lengths = self._lengths(drafter, seen, table, autocast, base=name != kind)
-                # A block has block_size - 1 drafts; wider rounds than that do not exist.
                 result += [(name, width, walk(lengths, texts.prompts, texts.lengths, width)) for width in WIDTHS]
         return result
 

@@ -17,7 +17,19 @@ from tests import tiny
 
 SHAPE = tiny.Shape(layers=2, width=64, heads=4, kv_heads=2, head_dim=16, ffn=96, stored="Q8_0", scale=1.2)
 RECIPE = Recipe(
-    ffn=64, layers=2, taps=(1, 2), drafts=160, longest=96, held=16, block_size=8, chain=4, mask_token=256, texts=8, rows=1344, rate=4e-3, warmup=20
+    ffn=64,
+    layers=2,
+    taps=(1, 2),
+    drafts=160,
+    longest=96,
+    held=16,
+    block_size=8,
+    chain=4,
+    mask_token=256,
+    texts=8,
+    rows=1344,
+    rate=4e-3,
+    warmup=20,
 )
 
 

@@ -14,7 +14,20 @@ from power_lab.training.target import Target
 from tests import tiny
 from tests.engine.test_reference import distance, logits_of
 
-KINDS = ["llama", "llama biased", "llama 3", "mistral", "ministral 3", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "smollm3", "olmo3"]
+KINDS = [
+    "llama",
+    "llama biased",
+    "llama 3",
+    "mistral",
+    "ministral 3",
+    "qwen2",
+    "qwen3",
+    "gemma2",
+    "gemma3",
+    "phi3",
+    "smollm3",
+    "olmo3",
+]
 
 
 @pytest.mark.parametrize("kind", KINDS)
