@@ -103,6 +103,11 @@ def dflash(shape: tiny.Shape, config: Mapping[str, Any] = BLOCK, *, said: int = 
     return random.made
 
 
+def rounded(value: np.ndarray, kind: str) -> np.ndarray:
+    """The values that a tensor has once it is stored."""
+    return tiny.values((QuantType[kind], quantise(value, QuantType[kind]))) if kind else value
+
+
 def trained(loaded: Loaded, shape: tiny.Shape, path: Path) -> Trained:
     """An artifact, bound to a tiny model."""
     source = MemorySource(tiny.tensors(shape))
@@ -157,10 +162,45 @@ def mtp_drafter(shape: tiny.Shape, ops: Ops, *, said: int = 0, types: Any = None
     return equipped(tiny.loaded(shape, ops), shape, "mtp", ["mtp"], config, mtp(shape, config, said=said), types)
 
 
+EAGLE: dict[str, Any] = {"width": 48, "heads": 4, "ffn": 80, "target_layers": [0, 1]}
+
+
+def eagle(shape: tiny.Shape, config: Mapping[str, Any] = EAGLE, *, said: int = 0, seed: int = 7) -> Tensors:
+    """Tensors of an assistant that reads the target's keys and values; with a head of its own unless it is as wide as the target."""
+    spec, width, ffn, random = tiny.spec(shape), config["width"], config["ffn"], Random(seed)
+    for name in ("embed_proj", "hidden_proj"):
+        random.matrix(f"{name}.weight", width, spec.width)
+    random.matrix("next_hidden.weight", spec.width, width)
+    random.vector("norm.weight", width)
+    for i, at in enumerate(config["target_layers"]):
+        head = spec.layers[at].attention.head_dim
+        sizes = {"q": (config["heads"] * head, width), "o": (width, config["heads"] * head)}
+        sizes |= {"gate": (ffn, width), "up": (ffn, width), "down": (width, ffn)}
+        for name, size in sizes.items():
+            random.matrix(f"layers.{i}.{name}.weight", *size)
+        posts = ("post_attn_norm", "post_ffn_norm") if config.get("post_norms") else ()
+        for name in ("attn_norm", "ffn_norm", *posts):
+            random.vector(f"layers.{i}.{name}.weight", width)
+        if config.get("qk_norm"):
+            random.vector(f"layers.{i}.q_norm.weight", head)
+    if width != spec.width:
+        random.matrix("head.weight", said or spec.vocab, width)
+    if said:
+        random.made["draft_ids"] = random.ids(spec.vocab, said)
+    return random.made
+
+
+def eagle_drafter(shape: tiny.Shape, ops: Ops, *, said: int = 0, types: Any = None, **changes: Any) -> Loaded:
+    """A tiny model with such an assistant."""
+    config = EAGLE | {"target_layers": list(range(shape.layers))} | changes
+    return equipped(tiny.loaded(shape, ops), shape, "eagle", ["eagle"], config, eagle(shape, config, said=said), types)
+
+
 KINDS: dict[str, Callable[[tiny.Shape, Ops], Loaded]] = {
     "dflash": lambda shape, ops: block_drafter(shape, ops),
     "dspark": lambda shape, ops: block_drafter(shape, ops, markov_rank=8, said=120),
     "mtp": lambda shape, ops: mtp_drafter(shape, ops),
+    "eagle": lambda shape, ops: eagle_drafter(shape, ops),
 }
 """Name of a drafter -> a tiny model that has it."""
 

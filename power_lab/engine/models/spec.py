@@ -110,10 +110,10 @@ class ModelSpec:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerWeights:
-    """One layer's weights, vectors as f32; None where the spec has none."""
+    """One layer's weights, vectors as f32; None where the spec has none. `qkv` is the queries' alone where keys and values are others'."""
 
     attn_norm: Array | None
-    qkv: tuple[Weight, Weight, Weight]
+    qkv: tuple[Weight, ...]
     qkv_bias: Array | None
     qk_norms: tuple[Array, Array] | None
     out: Weight

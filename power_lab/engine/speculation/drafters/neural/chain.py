@@ -16,7 +16,7 @@ from power_lab.engine.batch import Inputs, Layout, slots_of
 from power_lab.engine.graphs import Graphs
 from power_lab.engine.speculation.drafters import Draft, DraftAsk
 from power_lab.engine.speculation.drafters.neural import Room
-from power_lab.engine.speculation.drafters.neural.artifact import Artifact, Target
+from power_lab.engine.speculation.drafters.neural.artifact import Artifact, Binder, Target, refused
 from power_lab.engine.speculation.drafters.neural.inputs import GREEDY, Biases, Block, fill_draws, fill_tables
 from power_lab.engine.speculation.drafters.neural.stairs import BlockShape, Stairs
 from power_lab.engine.speculation.drafters.neural.steps import APART, PLACES, cut, draft_of, draw_of
@@ -42,14 +42,21 @@ class Saying:
     subset: frozenset[int] | None
 
     @classmethod
-    def of(cls, artifact: Artifact, target: Target) -> tuple[Saying, int]:
-        """By the target's own head, or the rows of it that `draft_ids` names; and bytes beside the target's."""
+    def of(cls, artifact: Artifact, target: Target, binder: Binder, width: int) -> tuple[Saying, int]:
+        """By `head.weight` where the artifact has one, else by the target's head, of which `draft_ids` may name rows.
+
+        Returns it, and the bytes that it takes beside the target's and the binder's. Raises ConfigError for key `draft`.
+        """
         spec, ids = target.spec, artifact.ids("draft_ids", target.spec.vocab)
+        listed = None if ids is None else target.ops.asarray(ids)
+        subset = None if ids is None else frozenset(ids.tolist())
+        if artifact.has("head.weight"):
+            head = binder.matrix("head.weight", spec.vocab if ids is None else len(ids), width)
+            return cls(head, 0.0, spec.vocab, listed, subset), 0
+        if width != spec.width:
+            raise refused(artifact.path, f"tensor 'head.weight' is missing, and the target's has {spec.width} columns")
         head = target.head(ids)
-        if ids is None:
-            return cls(head, spec.final_softcap, spec.vocab, None, None), 0
-        made = cls(head, spec.final_softcap, spec.vocab, target.ops.asarray(ids), frozenset(ids.tolist()))
-        return made, head.data.nbytes + ids.nbytes
+        return cls(head, spec.final_softcap, spec.vocab, listed, subset), 0 if ids is None else head.data.nbytes
 
 
 class Chain(Protocol):
@@ -115,6 +122,8 @@ class ChainInputs(Inputs):
         else:  # nothing is kept of a row: what an operation writes goes to the dummy page
             host["row_positions"][:], host["last"][:] = firsts[places], firsts[places] - 1
             host["slots"][:] = 0
+            for place, block in enumerate(blocks):  # the caches that are read have no scratch pages
+                tables[place, len(block.blocks)] = 0
         fill_draws(host, [block.params for block in blocks], places, biases)
         host["positions"][:] = positions + 1
         first, (_, pages), _ = layout.places["tables"]

@@ -20,7 +20,13 @@ def _mtp(artifact: Artifact, target: Target, context: int) -> Trained:
     return Mtp(artifact, target, context)
 
 
-KINDS: dict[str, Callable[[Artifact, Target, int], Trained]] = {"dflash": _dflash, "mtp": _mtp}
+def _eagle(artifact: Artifact, target: Target, context: int) -> Trained:
+    from power_lab.engine.speculation.drafters.neural.eagle import Eagle
+
+    return Eagle(artifact, target, context)
+
+
+KINDS: dict[str, Callable[[Artifact, Target, int], Trained]] = {"dflash": _dflash, "mtp": _mtp, "eagle": _eagle}
 """kind -> what binds an artifact of it to a target that will run so long a context."""
 
 

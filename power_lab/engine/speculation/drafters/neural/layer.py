@@ -62,7 +62,7 @@ class Layer:
         """
         ops, a, w, eps, rows = self.ops, self.spec.attention, self.weights, self.eps, x.shape[0]
         h, delta = work.normed[:rows], work.delta[:rows]
-        qkv, attended = flat(work.qkv, rows, a.qkv_width), flat(work.attended, rows, a.q_width)
+        qkv, attended = flat(work.qkv, rows, sum(weight.rows for weight in w.qkv)), flat(work.attended, rows, a.q_width)
         gated = flat(work.gated, rows, self.spec.ffn)
         ops.add_rms_norm(x, delta, post, w.attn_norm, eps, h)
         ops.linear(h, w.qkv, qkv)

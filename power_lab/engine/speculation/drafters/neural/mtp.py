@@ -76,7 +76,7 @@ class Mtp:
             _head(binder, "" if len(specs) == 1 else f"layers.{i}.", Layer(ops, one, w, self.table, spec.norm_eps))
             for i, (one, w) in enumerate(zip(specs, weights, strict=True))
         )
-        self.saying, nbytes = Saying.of(artifact, target)
+        self.saying, nbytes = Saying.of(artifact, target, binder, spec.width)
         artifact.refuse_unused()
         self.nbytes = binder.nbytes + nbytes
 
