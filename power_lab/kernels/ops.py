@@ -247,7 +247,7 @@ class Ops(Protocol):
     def kv_cache(self, pages: int, heads: int, head_dim: int) -> KVCache: ...
 
     def embed(self, table: Weight, ids: Array, out: Array, scale: float = 1.0, drawn: Array | None = None) -> None:
-        """out[r] = scale * table[ids[r]], dequantised. ids int32 [R], out f32 [R, K].
+        """out[r] = scale * table[ids[r]], dequantised. ids int32 [R], out [R, K], f32 or `activation`.
 
         drawn: int32, the tokens of the step before: an id i below 0 stands for drawn[-i - 1]. A row whose id is not in the table, as
         a token that could not be drawn, becomes NaN.

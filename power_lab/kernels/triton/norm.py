@@ -13,6 +13,7 @@ from power_lab.kernels.triton import chain
 
 PLAN = "norm: one row a program, one block; (x * rsqrt(sum * (1 / width) + eps)) * w, rounded operation by operation"
 CAPPED = 2048  # values of one program of `softcap`
+ADDED = 1024  # values of one program of a sum alone, which rows of any width may have
 
 
 @triton.jit
@@ -46,6 +47,15 @@ def _norm_rows(x, delta, post, weight, out, eps, rows, D: tl.constexpr, BLOCK: t
 
 
 @triton.jit(do_not_specialize=["count"])
+def _add(x, delta, count, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    chain.begin(PDL)
+    chain.wait(PDL)
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < count
+    tl.store(x + at, tl.load(x + at, mask=inside) + tl.load(delta + at, mask=inside), mask=inside)
+
+
+@triton.jit(do_not_specialize=["count"])
 def _softcap(x, count, cap, BLOCK: tl.constexpr, PDL: tl.constexpr):
     chain.begin(PDL)
     chain.wait(PDL)
@@ -73,7 +83,9 @@ def norm(
     rows: int32 [Q], numbers of rows of x. out [Q, D] then has the norms of these rows alone, in this order, and x is only read.
     """
     count, width = x.shape if rows is None else (len(rows), x.shape[1])
-    if count:
+    if count and delta is not None and post is None and weight is None:
+        _add[(triton.cdiv(x.numel(), ADDED),)](x, delta, x.numel(), ADDED, num_warps=4, **chain.options(x.device))
+    elif count:
         options = {"num_warps": warps(width), "enable_fp_fusion": False, **chain.options(x.device)}
         _norm_rows[(count,)](x, delta, post, weight, out, eps, rows, width, triton.next_power_of_2(width), **options)
 

@@ -60,6 +60,7 @@ def launched(compiled: Compiled, ops: DryOps, width: int, layers: int) -> tuple[
             ops.tap(*tapped, 1e-5, table, width, places)
     ops.take(table, slots, empty((8, layers * width), "bfloat16"))
     ops.scatter_columns(empty((8, 16384), "float32"), empty((16384,), "int32"), empty((8, 49152), "float32"))
+    ops.add_rms_norm(empty((8, 49152), "float32"), empty((8, 49152), "float32"), None, None, 0.0, x)
     coef, base, previous = empty((8, width // 4), "float32"), empty((2, 2, width), "float32"), empty((8,), "int32")
     narrow = empty((8, width), "bfloat16")
     ops.dynamic_conv(narrow, coef, base, 0, previous, empty((8, width), "bfloat16"))

@@ -42,6 +42,12 @@ def test_rows_of_a_narrow_table(type: QuantType) -> None:
     out = poison(4, 32)
     embed.embed(table, torch.tensor([39, 0, 7], dtype=torch.int32), out[:3])
     assert torch.equal(out[:3], values[[39, 0, 7]]) and out[3].isnan().all()
+    narrow = poison(3, 32).bfloat16()
+    embed.embed(
+        table, torch.tensor([39, -2, 40], dtype=torch.int32), narrow, 1.0, torch.tensor([1, 7], dtype=torch.int32)
+    )
+    cut = values.view(torch.int32) >> 16 << 16  # the interpreter cuts off where a GPU rounds
+    assert torch.equal(narrow[:2].float(), cut.view(torch.float32)[[39, 7]]) and narrow[2].isnan().all()
 
 
 @pytest.mark.parametrize("kv_heads", [1, 3])

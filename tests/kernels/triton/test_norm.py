@@ -62,3 +62,11 @@ def test_softcap() -> None:
     want = reference.softcap(x, 30.0)
     norm.softcap(x, 30.0)
     np.testing.assert_allclose(x.numpy(), want.numpy(), rtol=2e-6, atol=4e-6)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 3])
+def test_sums_alone_of_rows_of_any_width(rows: int) -> None:
+    x, delta = normal(rows + 1, 1500), normal(rows, 1500, seed=1)
+    want = torch.cat([x[:rows] + delta, x[rows:]])
+    norm.norm(x[:rows], delta, None, None, 0.0, None)
+    assert torch.equal(x, want)
