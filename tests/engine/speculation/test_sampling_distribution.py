@@ -28,7 +28,7 @@ from power_lab.kernels.ops import Ops
 from tests import drafting, tiny
 from tests.engine.test_exactness import prompt_of
 
-SHAPE = tiny.Shape(layers=1, scale=0.8)
+SHAPE = tiny.Shape(scale=0.8)
 ALLOWED = (7, 42, 99, 200)
 EMIT = 4  # the first token is the prompt's round's, the others come from windows
 DRAWS = 4000
