@@ -143,7 +143,7 @@ class Decoder:
         if companion is not None:
             if len(self._layers) in taps:
                 companion.tap(len(self._layers), x, delta, post, batch)
-            companion.observe(batch)
+            companion.observe(batch, drawn)
         gathered, logits = work.gathered[:sampled], work.logits[:sampled]
         if sampled:
             ops.gather_rms_norm(x, delta, post, weights.final_norm, eps, batch.sampled, gathered)

@@ -91,8 +91,9 @@ class Companion(Protocol):
         """
         ...
 
-    def observe(self, batch: Batch) -> None:
-        """After the last layer: write what is kept of every row."""
+    def observe(self, batch: Batch, drawn: Array | None) -> None:
+        """After the last layer: write what is kept of every row. drawn: int32, the tokens of the step before, for ids below 0 as in
+        `Ops.embed`."""
         ...
 
     def drafter(self, name: str) -> Drafter:

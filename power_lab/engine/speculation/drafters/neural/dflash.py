@@ -157,7 +157,7 @@ class DFlashCompanion:
         column = self.taps.index(layer) * x.shape[1]
         self.ops.tap(x, delta, post, self._decoder.spec.norm_eps, self._features[: x.shape[0]], column, None)
 
-    def observe(self, batch: Batch) -> None:
+    def observe(self, batch: Batch, drawn: Array | None) -> None:
         """Keys and values of every row, from the hidden states that were tapped."""
         ops, model, rows = self.ops, self._decoder, batch.ids.shape[0]
         eps = model.spec.norm_eps

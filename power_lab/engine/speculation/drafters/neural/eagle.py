@@ -185,7 +185,7 @@ class EagleCompanion:
         ops.rms_norm(self._tapped[:rows], self.trained.final_norm, eps, self._normed[:rows])
         ops.tap(self._normed[:rows], None, None, eps, self._states, 0, batch.slots)
 
-    def observe(self, batch: Batch) -> None:
+    def observe(self, batch: Batch, drawn: Array | None) -> None:
         """All that is kept was tapped."""
 
     # --- drafting -----------------------------------------------------------------------------------------------------------------

@@ -153,10 +153,10 @@ class MtpCompanion:
         ops.rms_norm(whole, self.trained.final_norm, eps, normed)
         ops.tap(normed, None, None, eps, self._states[0], 0, batch.slots)
 
-    def observe(self, batch: Batch) -> None:
+    def observe(self, batch: Batch, drawn: Array | None) -> None:
         """Keys and values of every row and head, and of all heads but the last what the next one reads."""
         for at, head in enumerate(self._heads):
-            x = self._enter(head, at, batch, None)
+            x = self._enter(head, at, batch, drawn)
             if at + 1 < len(self._heads):
                 self._finish(head, x, batch, batch, self._caches[at], self._states[at + 1])
             else:
