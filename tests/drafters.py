@@ -133,7 +133,7 @@ def equipped(
 
 def block_drafter(shape: tiny.Shape, ops: Ops, *, said: int = 0, types: Any = None, **changes: Any) -> Loaded:
     """A tiny model with a DFlash drafter, or a DSpark one where a `markov_rank` is among the changes of its config."""
-    config = BLOCK | changes
+    config = BLOCK | {"taps": list(range(min(shape.layers, 2) + 1))} | changes
     serves = ["dspark", "dflash"] if config.get("markov_rank") else ["dflash"]
     tensors = dflash(shape, config, said=said)
     return equipped(tiny.loaded(shape, ops), shape, "dflash", serves, config, tensors, types)

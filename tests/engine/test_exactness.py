@@ -21,7 +21,7 @@ from power_lab.engine.request import SamplingParams
 from power_lab.engine.speculation.drafters import Draft, DraftAsk
 from power_lab.kernels.ops import Ops
 from power_lab.kernels.quants import QuantType
-from tests import tiny
+from tests import drafters, tiny
 from tests.pairs import all_pairs
 
 KINDS = [kind for kind in tiny.KINDS if kind not in tiny.FILES]
@@ -39,7 +39,7 @@ AXES: dict[str, list[Any]] = {
     "neighbours": [0, 1, 3, 7],
     "step_tokens": [16, 64, 100, 256],
     "cache": ["off", "cold", "warm", "follow-up"],
-    "speculate": ["off", "lookup", "ngram", "oracle"],
+    "speculate": ["off", "lookup", "ngram", "oracle", *drafters.KINDS],
     "width": [1, 3, 8, 12],
     "controller": ["fixed", "cost", "adaptive", "governor"],
     "preempt": ["never", "forced", "small pool"],
@@ -179,9 +179,9 @@ def same_bits(case: dict[str, Any], reference: Ops, ops: Ops, **settings: Any) -
 
     recorder = Recorder()
     pool = small_pool(follow) if case["preempt"] == "small pool" else 4096
-    engine = tiny.engine(
-        shape,
-        ops,
+    equipped = drafters.KINDS.get(case["speculate"], tiny.loaded)(shape, ops)
+    engine = drafters.engine(
+        equipped,
         step_tokens=case["step_tokens"],
         prefix_cache=case["cache"] != "off",
         kv_tokens=pool,
