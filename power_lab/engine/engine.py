@@ -332,8 +332,8 @@ class Engine:
         return None
 
     def _abort_flights(self) -> None:
-        while self._flights:
-            self._scheduler.abort(self._flights.pop().plan)
+        self._flights.clear()
+        self._scheduler.abort_all()  # a fault may have come between a plan and its flight
 
     def _drop_idle_flight(self) -> None:
         """Forget a step in flight whose requests have all ended: nobody waits for its draws."""

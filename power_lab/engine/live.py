@@ -139,14 +139,15 @@ class Live:
 
     def _make_record(self, facts: EngineFacts, now: float) -> RunRecord:
         request = self.request
+        output = [token for r in self.rounds for token in r.emitted]  # a step that failed behind its commit has told nothing
         started = self._started if self._started is not None else now
         first = self._first_token if self._first_token is not None else now
         return RunRecord(
             id=request.id,
             prompt_tokens=tuple(request.tokens[: request.prompt_len]),
-            tokens=tuple(request.output),
+            tokens=tuple(output),
             text="".join(self._text),
-            pieces=tuple(self._tokenizer.piece(token) for token in request.output),
+            pieces=tuple(self._tokenizer.piece(token) for token in output),
             finish=str(request.finish),
             finish_detail=str(request.error) if request.error is not None else self.detail,
             params=self._params,

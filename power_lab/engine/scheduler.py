@@ -186,6 +186,11 @@ class Scheduler:
         self._give_back(self._awaited(plan))
         self._land(plan)
 
+    def abort_all(self) -> None:
+        """Give back what all steps in flight attached; one whose commit has begun is none of them."""
+        while self._flying:
+            self.abort(self._flying[-1])
+
     def awaited(self, plan: StepPlan) -> tuple[bool, ...]:
         """For each span of a step in flight whether its request still waits for it: it has neither ended nor been preempted since."""
         return tuple((plan.step, span.request_id) not in self._lost for span in plan.spans)

@@ -129,8 +129,9 @@ class Proposer:
         if controls not in self._controllers:
             self._controllers[controls] = self._make_controller(controls)
         one = _Speculating(request, self._drafters[name], self._controllers[controls])
-        one.drafter.begin(request.id, request.tokens, request.namespace)
         self._of[request.id] = one
+        with _blaming(one, one.drafter.name):
+            one.drafter.begin(request.id, request.tokens, request.namespace)
         with _blaming(one, controls):
             one.controller.begin(request.id, name)
 
