@@ -13,7 +13,7 @@ from torch import Tensor
 from power_lab.engine.request import SamplingParams
 from power_lab.engine.trace import RunRecord
 from power_lab.kernels import reference
-from power_lab.training.modules import DFlash, DrafterConfig, Draft, DSpark, Shared
+from power_lab.training.modules import DFlash, Draft, DrafterConfig, DSpark, Shared
 from tests import tiny
 
 NEAR = 1e-3  # two scores that are closer are one to us: the engine sums in another order

@@ -136,8 +136,9 @@ class Artifact:
 
     def vector(self, name: str, size: int) -> tuple[QuantType, np.ndarray]:
         stored = self._tensor(name)
-        if stored.kind not in _PLAIN:
-            raise refused(self.path, f"tensor {name!r} is {stored.kind}; F32, F16 or BF16 is expected")
+        if stored.kind not in _PLAIN or name in self.header.types:
+            stated = self.header.types.get(name, stored.kind)
+            raise refused(self.path, f"tensor {name!r} is {stated}; a vector is F32, F16 or BF16")
         self._expect(name, stored.kind, (size,))
         return QuantType[stored.kind], np.require(stored.stored.view(_PLAIN[stored.kind]), requirements="A")
 
