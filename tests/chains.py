@@ -131,7 +131,7 @@ def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def llama_layer(x: Tensor, w: Weights, at: str, c: Config, eps: float) -> Tensor:
     """A causal layer over rows at positions 0, 1, ...: x f64 [T, D]."""
     rows, hd = len(x), c["head_dim"]
-    turn = reference.rope_tables(rows, reference.frequencies(hd, c["rope_theta"]))
+    turn = reference.rope_tables(rows, reference.frequencies(hd, c.get("rope_theta", 10000.0)))
     h = norm(x, w[f"{at}.attn_norm.weight"], eps)
     q, k, v = (
         (h @ w[f"{at}.{name}.weight"].double().T).reshape(rows, heads, hd)
@@ -140,8 +140,11 @@ def llama_layer(x: Tensor, w: Weights, at: str, c: Config, eps: float) -> Tensor
     if c.get("qk_norm"):
         q, k = norm(q, w[f"{at}.q_norm.weight"], eps), norm(k, w[f"{at}.k_norm.weight"], eps)
     q, k = reference.rope(q, turn, False), reference.rope(k, turn, False)
-    heads = [reference.attention(q[i], k[: i + 1], v[: i + 1], hd**-0.5).reshape(-1) for i in range(rows)]
-    x = x + torch.stack(heads) @ w[f"{at}.o.weight"].double().T
+    k, v = (t.repeat_interleave(c["heads"] // c["kv_heads"], dim=1) for t in (k, v))
+    hidden = torch.ones(rows, rows, dtype=torch.bool).triu(1)
+    scores = (hd**-0.5 * torch.einsum("qhd,khd->hqk", q, k)).masked_fill(hidden, -torch.inf)
+    attended = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).reshape(rows, -1)
+    x = x + attended @ w[f"{at}.o.weight"].double().T
     h = norm(x, w[f"{at}.ffn_norm.weight"], eps)
     gate, up, down = (w[f"{at}.{name}.weight"].double() for name in ("gate", "up", "down"))
     return x + reference.linear(reference.gate_up(h, gate, up), down)
