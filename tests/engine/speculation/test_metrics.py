@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 
 from power_lab.engine.request import SamplingParams
 from power_lab.engine.speculation.drafters.suffix import LookupDrafter
@@ -23,6 +23,7 @@ from tests.factories import run_record, run_records
 PARAMS = SamplingParams(max_tokens=60, width=6, controller="fixed", ignore_eos=True)
 
 
+@settings(deadline=None)
 @given(run_records())
 def test_counts_agree_with_the_trace(record: RunRecord) -> None:
     metrics, data = Metrics.of([record]), trace_dataset(record)
