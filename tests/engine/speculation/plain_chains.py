@@ -61,10 +61,12 @@ class PlainChain:
         states = hidden(self.shape, tokens)[-1][: len(tokens) - 1]
         if self.kind == "mtp":
             return MtpChain(self.weights, self.config, self.target, tokens, states)
-        attentions = [tiny.spec(self.shape).layers[at].attention for at in self.config["target_layers"]]
-        ropes = [a.rope for a in attentions]
+        ropes = [tiny.spec(self.shape).layers[at].attention.rope for at in self.config["target_layers"]]
         turns = [
-            reference.rope_tables(len(tokens), list(r.frequencies), r.magnitude)[-1] for r in ropes if r is not None
+            torch.zeros(0, 2)
+            if rope is None
+            else reference.rope_tables(len(tokens), list(rope.frequencies), rope.magnitude)[-1]
+            for rope in ropes
         ]
         return EagleChain(self.weights, self.config, self.target, tokens[-1], states[-1], self._kv(tokens), turns)
 

@@ -88,7 +88,7 @@ def test_targets_of_other_families(numba_ops: Callable[[int], Ops], kind: str, n
 
 
 @pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize("name", ["mtp", "eagle"])
 @pytest.mark.parametrize(
     "sampling",
     [{"temperature": 0.8}, {"temperature": 1.1, "top_k": 30, "top_p": 0.9}, {"logit_bias": {5: 9.0, 7: 9.5}}],
@@ -103,8 +103,8 @@ def test_a_request_is_drafted_for_with_the_targets_noise_and_biases(
     assert record.tokens == said_plainly(numba_ops(2), record, **sampling)
 
 
-@pytest.mark.parametrize("name", FEW)
-@pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 127, 128, 129])
+@pytest.mark.parametrize("name", ["mtp, two heads", "eagle"])
+@pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 128])
 def test_every_place_in_a_page(numba_ops: Callable[[int], Ops], name: str, length: int) -> None:
     case = Case(name, numba_ops(2))
     record = drafters.engine(case.loaded).submit(prompt_of(3, length), params := case.params(max_tokens=5)).result()
@@ -136,7 +136,7 @@ def test_a_cached_prefix_and_chunks_of_a_prompt_serve_them_as_they_serve_the_tar
 
 
 @pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", FEW)
 def test_requests_of_different_widths_in_one_batch(
     numba_ops: Callable[[int], Ops], behind: Callable[[Ops], Ops], name: str, late: bool
 ) -> None:

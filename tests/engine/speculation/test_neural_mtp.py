@@ -5,12 +5,19 @@ What the engine drafts is compared with the reference in test_neural_chains.py.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from power_lab.errors import ConfigError
+from power_lab.kernels.ops import Ops
+from tests import drafters, tiny
 from tests.chains import MtpChain, Target
+
+TARGET = tiny.Shape()
 
 
 @pytest.mark.parametrize(("heads", "drafts"), [(1, 3), (2, 4), (3, 3)])
@@ -87,3 +94,33 @@ def _weights(model: Any) -> dict[str, torch.Tensor]:
         }.items():
             made[f"layers.{i}.{name}.weight"] = module.weight
     return made
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [({"taps": [1]}, "taps"), ({"heads": 3}, "heads"), ({"layers": 0}, "layers"), ({"normed": True}, "normed")],
+    ids=str,
+)
+def test_a_config_that_does_not_fit_is_refused(
+    numba_ops: Callable[[int], Ops], changes: dict[str, Any], word: str
+) -> None:
+    config = drafters.MTP | changes
+    with pytest.raises(ConfigError, match=word) as refused:
+        drafters.equipped(tiny.loaded(TARGET, numba_ops(2)), TARGET, "mtp", ["mtp"], config, drafters.mtp(TARGET))
+    assert refused.value.key == "draft"
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize("fault", ["missing", "misshapen", "unknown"])
+def test_tensors_that_do_not_fit_are_refused(numba_ops: Callable[[int], Ops], heads: int, fault: str) -> None:
+    config = drafters.MTP | {"layers": heads}
+    tensors = dict(drafters.mtp(TARGET, config))
+    name = "hidden_proj.weight" if heads == 1 else "layers.1.hidden_proj.weight"
+    named = f"{name}.beside" if fault == "unknown" else name
+    if fault == "missing":
+        del tensors[name]
+    else:
+        tensors[named] = np.zeros((TARGET.width, 7), np.float32)
+    with pytest.raises(ConfigError, match=named.replace(".", r"\.")) as refused:
+        drafters.equipped(tiny.loaded(TARGET, numba_ops(2)), TARGET, "mtp", ["mtp"], config, tensors)
+    assert refused.value.key == "draft"
