@@ -129,7 +129,7 @@ def timed(cases: dict[str, Case]) -> dict[str, dict[str, float]]:
     for name, (nbytes, call) in cases.items():
         source = torch.empty(max(nbytes // 2, 1), dtype=torch.uint8, device="cuda")
         target = torch.empty_like(source)
-        copied = microseconds(lambda t=target, s=source: t.copy_(s))
+        copied = microseconds(lambda t=target, s=source: (t.copy_(s), None)[1])
         found[name] = {"us": microseconds(call), "copied": copied, "bytes": nbytes}
         print(f"  {name:24} {found[name]['us']:8.2f} us   copied {copied:8.2f} us   {nbytes:>10} bytes", flush=True)
     return found

@@ -6,9 +6,9 @@ or
     here:   python bench/precompile.py MODEL... --facts FACTS --headers DIR --out CACHE.tar.xz
     there:  python3 bench/kernel_cache.py unpack CACHE.tar.xz
 
-A MODEL is a geometry of `geometries` or a model file or folder; what is compiled is what `gpu.py` runs of it: an engine of the default
-configuration, for geometries that of `measure.Bench`, and the windows of `bits`. `tests` stands for the tiny models of tests/gpu. DIR holds
-the headers of the other machine's Python.
+A MODEL is a geometry of `geometries` or a model file or folder, or MODEL+DRAFTER with the file of a drafter that rides along; what is
+compiled is what `gpu.py` runs of it: an engine of the default configuration, for geometries that of `measure.Bench`, and the windows of
+`bits`. `tests` stands for the tiny models of tests/gpu. DIR holds the headers of the other machine's Python.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from power_lab.engine.config import EngineConfig, usable_cores  # noqa: E402
 from power_lab.engine.models.decoder import Decoder  # noqa: E402
 from power_lab.engine.rehearsal import bounds, compile_share, read, rehearse  # noqa: E402
 from power_lab.engine.runner import Sizes  # noqa: E402
+from power_lab.engine.speculation.drafters.neural import Trained  # noqa: E402
 from power_lab.kernels.ops import Ops  # noqa: E402
 
 LENGTH = 600  # of the text of `bits`
@@ -92,23 +93,26 @@ def run(model: str) -> None:
 
     ops = DryOps()
     decoder: Decoder
+    trained: Trained | None = None
     if model == "tests":
         run_tests(ops)
         return
     if model in GEOMETRIES:
         decoder, engines = random_model(model, ops, "meta", BENCH_CONTEXT).model, ((BENCH, BENCH_CONTEXT),)
     else:
-        decoder = read(Path(model).expanduser(), ops, BENCH_CONTEXT)
+        name, _, drafter = model.partition("+")
+        path = Path(drafter).expanduser() if drafter else None
+        decoder, trained = read(Path(name).expanduser(), ops, BENCH_CONTEXT, drafter=path)
         context = decoder.spec.context
         engines = ((EngineConfig(), context), (BENCH, context))
     for config, context in engines:
-        rehearse(decoder, bounds(config, context))
+        rehearse(decoder, bounds(config, context), trained=trained)
     rehearse(decoder, Sizes(LENGTH, LENGTH, 8, LENGTH), graphs=False)
 
 
 def run_tests(ops: Ops) -> None:
     """The tiny models of tests/gpu: engines with and without graphs, two sizes of pool, and whole texts at once."""
-    from tests import tiny
+    from tests import drafters, tiny
     from tests.engine.test_exactness import AXES
     from tests.gpu.test_engine import SHAPES
 
@@ -118,6 +122,10 @@ def run_tests(ops: Ops) -> None:
             for context in (tiny.CONTEXT, tiny.CONTEXT // 2):
                 rehearse(decoder, Sizes(512, 256, 50, context), graphs)
         rehearse(decoder, Sizes(300, 300, 1, 320), graphs=False)
+    for equip in drafters.KINDS.values():
+        loaded = equip(tiny.Shape(), ops)
+        for graphs in (True, False):
+            rehearse(loaded.model, Sizes(512, 256, 50, tiny.CONTEXT), graphs, loaded.trained)
 
 
 def _say(last: list[tuple[int, int]], stage: str, done: int, total: int) -> None:

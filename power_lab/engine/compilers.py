@@ -30,7 +30,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """Whose kernels are compiled.
 
     Attributes:
-        model: file or folder; digest: of what lies there and of the arithmetic.
+        model: file or folder; drafter: the file of one that was trained for it, if any; digest: of what lies there and of the arithmetic.
         config: the engine's.
         context: longest request in tokens; vocab: tokens that the tokenizer knows, None if the model alone says how many.
         capability: the GPU's compute capability, as 90.
@@ -44,6 +44,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     vocab: int | None
     capability: int
     launchers: bool = True
+    drafter: str = ""
 
     @property
     def mark(self) -> Path:

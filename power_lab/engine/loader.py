@@ -7,6 +7,7 @@ import os
 import threading
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import msgspec
 
@@ -106,7 +107,8 @@ def load(config: EngineConfig, paths: Paths, progress: Report) -> Loaded:
         if device == "cpu":  # a GPU's pool is planned once the weights are there
             _check_pool(kv_tokens, spec.kv_bytes_per_token)
         progress("model file", 1, 1)
-        weights, fault = _weights(to, checkpoint, described, entry, context)
+        drafter = None if names_model(config.draft) else artifact_of(config.draft, entry.name, entry.sha256)[0]
+        weights, fault = _weights(to, checkpoint, described, entry, context, drafter)
         trained, why_draft = _trained(to, described, weights, entry, context)
     if config.mode == "exact":
         _prove(to, spec, weights)
@@ -200,12 +202,20 @@ def _named_by(key: str, model: str, to: _Place) -> ModelEntry:
 
 
 def _weights(
-    to: _Place, checkpoint: Checkpoint, described: Described, entry: ModelEntry, context: int
+    to: _Place,
+    checkpoint: Checkpoint,
+    described: Described,
+    entry: ModelEntry,
+    context: int,
+    drafter: Path | None = None,
 ) -> tuple[ModelWeights, str]:
-    """A model's weights on the device, and why its kernels were not compiled beforehand although they should have been, or nothing."""
+    """A model's weights on the device, and why its kernels were not compiled beforehand although they should have been, or nothing.
+
+    drafter: the file of the one that rides along, whose kernels are compiled with them.
+    """
     types = [QuantType[name] for name in checkpoint.bytes_by_type() if name in QuantType.__members__]
     to.ops.prepare(types, lambda done, total, name: to.progress(f"kernels: {name}", done, total))
-    with _compilers(entry, to.config, context, described.spec.vocab, to.ops) as compilers:
+    with _compilers(entry, to.config, context, described.spec.vocab, to.ops, drafter) as compilers:
         weights = bind(described.spec, described.source, to.ops)
         to.ops.wait()
         return weights, compilers.wait(to.progress)
@@ -227,13 +237,17 @@ def _operations(device: str, mode: str, threads: int, paths: Paths, progress: Re
     return ops
 
 
-def _compilers(entry: ModelEntry, config: EngineConfig, context: int, vocab: int, ops: Ops) -> Compilers:
+def _compilers(
+    entry: ModelEntry, config: EngineConfig, context: int, vocab: int, ops: Ops, drafter: Path | None
+) -> Compilers:
     """Of the kernels that would be compiled one by one at their first launches."""
     if not ops.compiles_for:
         return Compilers()
+    beside = (drafter, drafter.stat().st_size, drafter.stat().st_mtime_ns) if drafter and drafter.is_file() else ()
     asked = Asked(
         model=str(entry.path),
-        digest=f"{ops.digest()} {entry.sha256} {entry.path}",
+        drafter=str(beside[0]) if beside else "",
+        digest=f"{ops.digest()} {entry.sha256} {entry.path} {beside}",
         config=config,
         context=min(context, config.context or context),
         vocab=vocab,

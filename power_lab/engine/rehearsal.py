@@ -19,6 +19,7 @@ import numpy as np
 
 from power_lab.engine.compilers import Asked
 from power_lab.engine.config import EngineConfig
+from power_lab.engine.graphs import coverage_of
 from power_lab.engine.loader import probed_shapes
 from power_lab.engine.models.bind import bind
 from power_lab.engine.models.decoder import Decoder
@@ -27,6 +28,11 @@ from power_lab.engine.plan import Span, StepPlan
 from power_lab.engine.request import Request, SamplingParams
 from power_lab.engine.runner import Runner, Sizes
 from power_lab.engine.scheduler import Limits
+from power_lab.engine.speculation.drafters import DraftAsk
+from power_lab.engine.speculation.drafters.neural import Companion, Room, Trained
+from power_lab.engine.speculation.drafters.neural.artifact import Artifact, Target
+from power_lab.engine.speculation.drafters.neural.kinds import bind as bind_drafter
+from power_lab.engine.speculation.drafters.neural.steps import PLACES
 from power_lab.engine.weights.checkpoint import open_checkpoint
 from power_lab.kernels.ops import BLOCK, Ops, Weight
 from power_lab.kernels.probe import probe
@@ -42,6 +48,9 @@ DRAWS = (
 REPORTED = (0, 1, 5)
 """Log-probabilities: a kernel may differ for none, for one, and for numbers that 16 divides or does not."""
 
+WIDTHS = (1, 2, 3, 7, 15, 63)
+"""Drafts that are asked for: up to the default's most, and the most of all."""
+
 
 def bounds(config: EngineConfig, context: int) -> Sizes:
     """What steps of such an engine never exceed."""
@@ -50,16 +59,41 @@ def bounds(config: EngineConfig, context: int) -> Sizes:
     return Sizes(rows, min(rows, limits.sampled_rows), limits.max_batch, context)
 
 
-def rehearse(model: Decoder, sizes: Sizes, graphs: bool = True) -> None:
+def rehearse(model: Decoder, sizes: Sizes, graphs: bool = True, trained: Trained | None = None) -> None:
     """Run the operations of all steps within these bounds, and the exactness probe's, on a model whose table computes nothing.
 
-    graphs: whether steps are padded as where they are captured.
+    graphs: whether steps are padded as where they are captured. trained: a drafter that rides along, whose launches are run, too.
     """
-    runner = Runner(model, sizes, clock=time.monotonic, graph_bytes=0, graphs=graphs)
+    companion: Companion | None = None
+    if trained is not None:
+        rows = coverage_of(model.ops).cover(sizes.rows) or sizes.rows
+        room = Room(
+            rows=rows, batch=sizes.spans, context=sizes.context, clock=time.monotonic, graph_bytes=0, graphs=graphs
+        )
+        companion = trained.companion(room)
+    runner = Runner(model, sizes, clock=time.monotonic, graph_bytes=0, graphs=graphs, companion=companion)
     runner.make_pool(2)
     for step in steps(sizes, runner.graphs.coverage.rows):
         runner.launch(*step)
+    if companion is not None:
+        places = row_counts(min(sizes.spans, PLACES), runner.graphs.coverage.rows)
+        rehearse_drafts(companion, places, sizes.context)
     probe(model.ops, probed_shapes(model.spec, model.weights), _unread)
+
+
+def rehearse_drafts(companion: Companion, places: Sequence[int], context: int) -> None:
+    """Run a drafter's launches for so many requests at once, under each of its names."""
+    for name in companion.serves:
+        drafter = companion.drafter(name)
+        for id in range(places[-1]):
+            drafter.begin(id, (0, 0), "")
+        for count, width, params in itertools.product(places, WIDTHS, DRAWS):
+            biased = msgspec.structs.replace(params, logit_bias={0: 1.0})
+            for one in (params, biased) if count in (places[0], places[-1]) else (params,):
+                asked = min(width, context - 1)
+                drafter.propose([DraftAsk(id, (0, 0), asked, one, (1,), 1) for id in range(count)])
+        for id in range(places[-1]):
+            drafter.end(id)
 
 
 def steps(sizes: Sizes, buckets: Sequence[int]) -> Iterator[tuple[StepPlan, dict[int, Request]]]:
@@ -102,11 +136,22 @@ def _unread(ops: Ops, type: QuantType, rows: int, cols: int, rng: np.random.Gene
     return ops.weight(type, rows, cols, np.empty(0, np.uint8))
 
 
-def read(path: Path, ops: Ops, context: int, vocab: int | None = None) -> Decoder:
-    """The model of a checkpoint, with a tokenizer of `vocab` tokens, on a table that does not read values."""
+def read(
+    path: Path, ops: Ops, context: int, vocab: int | None = None, drafter: Path | None = None
+) -> tuple[Decoder, Trained | None]:
+    """The model of a checkpoint, with a tokenizer of `vocab` tokens, and a drafter that was trained for it, on a table that does not read
+    values."""
     with open_checkpoint(path) as checkpoint:
         described = describe(checkpoint, vocab)
-        return Decoder(described.spec, bind(described.spec, described.source, ops), ops, context)
+        model = Decoder(described.spec, bind(described.spec, described.source, ops), ops, context)
+        if drafter is None:
+            return model, None
+        with Artifact.open(drafter) as artifact:
+            made_for = (
+                artifact.header.target.sha256
+            )  # whether it was made for this model is asked where values are read
+            target = Target(described.spec, model.weights, ops, described.source, made_for)
+            return model, bind_drafter(artifact, target, context)
 
 
 def claims(names: Sequence[str], folder: Path) -> Iterator[str]:
@@ -128,8 +173,9 @@ def main(asked: Asked, folder: Path) -> int:
     from power_lab.kernels.triton.variants import DryOps, Variants
 
     with Variants(asked.capability) if asked.launchers else Variants(asked.capability, None) as variants:
-        model = read(Path(asked.model), DryOps(), asked.context, asked.vocab)
-        rehearse(model, bounds(asked.config, asked.context), asked.config.graph_mb > 0)
+        drafter = Path(asked.drafter) if asked.drafter else None
+        model, trained = read(Path(asked.model), DryOps(), asked.context, asked.vocab, drafter)
+        rehearse(model, bounds(asked.config, asked.context), asked.config.graph_mb > 0, trained)
     return compile_share({variant.key: variant.compile for variant in variants}, folder)
 
 

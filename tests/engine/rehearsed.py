@@ -2,6 +2,8 @@
 
 `rehearsed.py steps KIND STORED GRAPHS`: the variants that steps of any count of rows take beyond those of the rehearsal: must be none.
 `rehearsed.py engine KIND STORED asked|run`: the names of the variants that are compiled for an engine, and of those that one launches.
+`rehearsed.py drafts DRAFTER STORED GRAPHS`: the numbers of requests, and most drafts of each, whose drafts take others: must be none.
+`rehearsed.py drafting DRAFTER STORED asked|run`: as `engine`, with a drafter that rides along.
 `rehearsed.py keys KIND STORED DEVICE`: the names of all variants in Triton's cache, of arrays on `meta` or with memory, on `cpu`.
 """
 
@@ -11,6 +13,8 @@ import json
 import sys
 import time
 from dataclasses import replace
+from itertools import product
+from random import Random
 from typing import Any
 
 import msgspec
@@ -18,13 +22,16 @@ import torch
 
 from power_lab.engine.config import EngineConfig
 from power_lab.engine.engine import Engine
+from power_lab.engine.loader import Loaded
 from power_lab.engine.models.decoder import Decoder
 from power_lab.engine.rehearsal import DRAWS, _step, bounds, rehearse
 from power_lab.engine.request import SamplingParams
 from power_lab.engine.runner import Runner, Sizes
+from power_lab.engine.speculation.drafters import DraftAsk
+from power_lab.engine.speculation.drafters.neural import Room
 from power_lab.kernels.triton import chain, planes, variants
 from power_lab.kernels.triton.variants import DryOps, Variants
-from tests import tiny
+from tests import drafters, tiny
 
 SIZES = Sizes(700, 100, 70, tiny.CONTEXT)
 
@@ -55,6 +62,38 @@ def beyond(kind: str, stored: str, graphs: bool) -> list[Any]:
     return found
 
 
+def drafts_beyond(drafter: str, graphs: bool) -> list[Any]:
+    """(requests, most drafts of one) of launches that take other variants than the rehearsal's."""
+    found, loaded, random = [], equipped(drafter), Random(0)
+    with Variants(90, None) as seen:
+        rehearse(loaded.model, SIZES, graphs, loaded.trained)
+        assert loaded.trained is not None
+        room = Room(
+            rows=1024, batch=SIZES.spans, context=SIZES.context, clock=time.monotonic, graph_bytes=0, graphs=graphs
+        )
+        companion = loaded.trained.companion(room)
+        runner = Runner(loaded.model, SIZES, clock=time.monotonic, graph_bytes=0, graphs=graphs, companion=companion)
+        runner.make_pool(2)
+        for name, count, most in product(companion.serves, range(1, 41), (1, 2, 5, 7, 12)):
+            drafting = companion.drafter(name)
+            widths = [random.randint(1, most) for _ in range(count)]
+            before = len(seen)
+            for id in range(count):
+                drafting.begin(id, (0, 0), "")
+            drafting.propose(
+                [DraftAsk(id, (0, 0), width, DRAWS[count % 3], (1,), 1) for id, width in enumerate(widths)]
+            )
+            for id in range(count):
+                drafting.end(id)
+            if len(seen) > before:
+                found.append((name, count, most))
+    return found
+
+
+def equipped(drafter: str) -> Loaded:
+    return drafters.KINDS[drafter](tiny.Shape(), DryOps())
+
+
 def keys(kind: str, stored: str, device: str) -> list[str]:
     variants.META = torch.device(device)
     chain.options = lambda _: {"PDL": True, "launch_pdl": True}  # type: ignore[assignment]
@@ -63,24 +102,29 @@ def keys(kind: str, stored: str, device: str) -> list[str]:
     return sorted(variant.key for variant in seen)
 
 
-def engine(kind: str, stored: str, run: bool) -> list[str]:
+def engine(kind: str, stored: str, run: bool, drafter: str = "") -> list[str]:
     config = EngineConfig(step_tokens=128, max_batch=4, kv_tokens=2048)
+    if drafter:
+        loaded = equipped(drafter)
+    else:
+        loaded = replace(tiny.loaded(tiny.Shape(kind=kind, head_dim=16), DryOps()), model=model(kind, stored))
     with Variants(90, None) as seen:
         if run:
-            run_requests(config, kind, stored)
+            run_requests(config, loaded, drafter or "ngram")
         else:
-            rehearse(model(kind, stored), bounds(config, tiny.CONTEXT))
+            rehearse(loaded.model, bounds(config, tiny.CONTEXT), trained=loaded.trained)
     return sorted(variant.key for variant in seen)
 
 
-def run_requests(config: EngineConfig, kind: str, stored: str) -> None:
+def run_requests(config: EngineConfig, loaded: Loaded, drafter: Any) -> None:
     """Alone and together: greedy, random, limited, penalised, with log-probabilities, with drafts."""
-    loaded = tiny.loaded(tiny.Shape(kind=kind, head_dim=16), DryOps())
-    loaded = replace(loaded, model=model(kind, stored))
     running = Engine(config, loaded=loaded, threaded=False)
     options: list[dict[str, Any]] = [
         {}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 5}, {"temperature": 1.0, "repetition_penalty": 1.2},
-        {"logit_bias": {3: 1.0}}, *({"logprobs": top} for top in (0, 1, 7)), {"speculate": "ngram", "width": 5, "controller": "fixed"},
+        {"logit_bias": {3: 1.0}}, *({"logprobs": top} for top in (0, 1, 7)), *(
+            {"speculate": drafter, "width": 5, "controller": "fixed", **how}
+            for how in ({}, {"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.9}, {"logit_bias": {3: 1.0}})
+        ),
     ]  # fmt: skip
     requests = [SamplingParams(max_tokens=12, ignore_eos=True, seed=1, **option) for option in options]
     for params in requests:
@@ -95,5 +139,9 @@ if __name__ == "__main__":
     what, kind, stored, how = sys.argv[1:]
     if what == "steps":
         print(json.dumps(beyond(kind, stored, how == "graphs")))
+    elif what == "drafts":
+        print(json.dumps(drafts_beyond(kind, how == "graphs")))
+    elif what == "drafting":
+        print(json.dumps(engine("", stored, how == "run", kind)))
     else:
         print(json.dumps(keys(kind, stored, how) if what == "keys" else engine(kind, stored, how == "run")))

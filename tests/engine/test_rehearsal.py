@@ -17,7 +17,7 @@ from power_lab.engine.compilers import Asked, Compilers
 from power_lab.engine.config import EngineConfig, Paths
 from power_lab.engine.rehearsal import claims, compile_share, row_counts
 from power_lab.kernels.numba.ops import NumbaOps
-from tests import tiny, tiny_gguf
+from tests import drafters, tiny, tiny_gguf
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = EngineConfig(step_tokens=2, max_batch=1, graph_mb=0)
@@ -45,6 +45,13 @@ def test_no_step_takes_a_variant_that_was_not_rehearsed(kind: str, stored: str, 
 def test_what_an_engine_launches_was_compiled_for_it(kind: str) -> None:
     launched = rehearsed("engine", kind, "F32", "run")
     assert len(launched) > 20 and set(launched) <= set(rehearsed("engine", kind, "F32", "asked"))
+
+
+@pytest.mark.parametrize("drafter", list(drafters.KINDS))
+def test_no_draft_takes_a_variant_that_was_not_rehearsed(drafter: str) -> None:
+    assert rehearsed("drafts", drafter, "F32", "graphs") == []
+    launched = rehearsed("drafting", drafter, "F32", "run")
+    assert len(launched) > 20 and set(launched) <= set(rehearsed("drafting", drafter, "F32", "asked"))
 
 
 @pytest.mark.parametrize("stored", ["F32", "Q4_K"])
