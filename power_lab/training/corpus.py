@@ -76,10 +76,10 @@ class Corpus:
     def load(cls, path: Path) -> Self:
         """Raises ConfigError for key `corpus` where the file is missing or not one of ours."""
         try:
-            with np.load(path, allow_pickle=False) as file:
+            with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
                 arrays = {name: np.asarray(file[name], kind) for name, kind in _ARRAYS.items()}
                 facts = json.loads(str(file["facts"]))
-        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        except (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
             raise ConfigError(
                 "corpus", f"{path} cannot be read: {error}", "Make one: python -m power_lab.training collect."
             ) from error

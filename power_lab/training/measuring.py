@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -46,7 +46,7 @@ class Measure:
         self._chosen = chosen[np.argsort(corpus.lengths[chosen], kind="stable")]
 
     @torch.no_grad()
-    def held(self, drafters: dict[Kind, Drafter], autocast: Callable, most: int = 0) -> Held:
+    def held(self, drafters: dict[Kind, Drafter], most: int = 0) -> Held:
         """Mean accepted lengths. A dspark drafter is measured as dflash, too: without its heads.
 
         most: texts to take, evenly among all; 0 takes all.
@@ -59,16 +59,14 @@ class Measure:
         for sampled in (False, True):
             some = chosen[(self._corpus.temperatures[chosen] > 0) == sampled]
             for at in range(0, len(some), self._texts):
-                for name, width, rounds in self._batch(drafters, some[at : at + self._texts], autocast):
+                for name, width, rounds in self._batch(drafters, some[at : at + self._texts]):
                     total[name, sampled, width] += rounds
         result: Held = {name: {} for name in names}
         for (name, sampled, width), rounds in total.items():
             result[name][f"{'sampled' if sampled else 'greedy'} {width}"] = round(rounds.mean, 4)
         return result
 
-    def _batch(
-        self, drafters: dict[Kind, Drafter], some: np.ndarray, autocast: Callable
-    ) -> list[tuple[str, int, Rounds]]:
+    def _batch(self, drafters: dict[Kind, Drafter], some: np.ndarray) -> list[tuple[str, int, Rounds]]:
         texts = self._corpus.take(some, self._longest)
         taps = {layer for drafter in drafters.values() for layer in drafter.config.taps}
         seen = Observed.of(self._target, self._whole, self._drafts, texts, taps, truth=False)
@@ -76,13 +74,11 @@ class Measure:
         result = []
         for kind, drafter in drafters.items():
             for name in (kind, "dflash") if isinstance(drafter, DSpark) else (kind,):
-                lengths = self._lengths(drafter, seen, table, autocast, base=name != kind)
+                lengths = self._lengths(drafter, seen, table, base=name != kind)
                 result += [(name, width, walk(lengths, texts.prompts, texts.lengths, width)) for width in WIDTHS]
         return result
 
-    def _lengths(
-        self, drafter: Drafter, seen: Observed, table: torch.Tensor, autocast: Callable, *, base: bool
-    ) -> np.ndarray:
+    def _lengths(self, drafter: Drafter, seen: Observed, table: torch.Tensor, *, base: bool) -> np.ndarray:
         """int64 [B, T]: accepted length at full width of a round that begins at each position of the answers."""
         batch, positions = seen.tokens.shape
         width = min(max(WIDTHS), (drafter.config.block_size or max(WIDTHS) + 1) - 1)
@@ -91,8 +87,9 @@ class Measure:
         for at in range(int(seen.texts.prompts.min()), positions, size):
             anchors = torch.arange(at, min(at + size, positions), device=seen.tokens.device).expand(batch, -1)
             asked = seen.asked(drafter.config.taps, anchors, width)
-            with autocast():
-                proposal = drafter(self._drafts, asked)
+            # In f32, as engines compute logits: bf16 has ties between the best tokens.
+            asked = replace(asked, features=asked.features.float())
+            proposal = drafter(self._drafts, asked)
             drafts = drafted(proposal, self._drafts, anchors, table, base=base)
             result[:, at : at + size] = accepted(drafts, asked.known(1, width), anchors, seen.lengths)
         return result.cpu().numpy()

@@ -89,7 +89,7 @@ class Trainer:
 
     def held(self, most: int = 0) -> Held:
         """Acceptance on held-out texts, as `Measure.held`."""
-        return self.measure.held(self.drafters, self.autocast, most)
+        return self.measure.held(self.drafters, most)
 
     def save(self, folder: Path) -> None:
         """Weights, optimisers and the place in the data, whole or not at all."""

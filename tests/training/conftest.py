@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from power_lab.engine.weights.source import MemorySource
 from power_lab.kernels.table import select
@@ -21,13 +23,13 @@ RECIPE = Recipe(
     layers=2,
     taps=(1, 2),
     drafts=160,
-    longest=96,
-    held=16,
+    longest=64,
+    held=12,
     block_size=8,
     chain=4,
     mask_token=256,
     texts=8,
-    rows=1344,
+    rows=560,
     rate=4e-3,
     warmup=20,
 )
@@ -35,6 +37,15 @@ RECIPE = Recipe(
 
 def target(shape: tiny.Shape = SHAPE) -> Target:
     return Target(tiny.spec(shape), MemorySource(tiny.tensors(shape)))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tiny matrices are not worth a second thread, which waits for the first."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")
