@@ -302,3 +302,18 @@ def test_a_request_that_is_not_computed_is_refused_a_draft(numba_ops: Callable[[
     lab = drafters.engine(Case(name, numba_ops(2)).loaded)
     (draft,) = lab._companion.drafter(name).propose([DraftAsk(1, [1, 2, 3], 4)])  # type: ignore[union-attr]
     assert (draft.tokens, draft.note) == ((), "the request's last tokens are not computed yet")
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_pages_that_steps_behind_others_wrote_serve_a_draft(
+    numba_ops: Callable[[int], Ops], behind: Callable[[Ops], Ops], name: str
+) -> None:
+    """Without speculation steps are launched before their tokens are known on the host; the companion reads these on the device, too."""
+    case = Case(name, behind(numba_ops(2)))
+    lab = drafters.engine(case.loaded)
+    plainly = SamplingParams(max_tokens=80, ignore_eos=True, seed=3)
+    before = lab.submit(prompt_of(12, 50), plainly).result()
+    known = [*before.prompt_tokens, *before.tokens]
+    record = lab.submit([*known, 5], params := case.params(max_tokens=6)).result()
+    assert record.cached == 128
+    assert check(record, case.plain, params) >= 3

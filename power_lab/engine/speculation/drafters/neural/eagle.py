@@ -80,7 +80,7 @@ class Eagle:
     """The artifact, bound to its target. See `Trained`."""
 
     kind = "eagle"
-    serves = ("eagle",)
+    serves: tuple[str, ...] = ("eagle",)
 
     def __init__(self, artifact: Artifact, target: Target, context: int) -> None:
         """Raises ConfigError for key `draft` where the artifact is not sound or not for this target."""

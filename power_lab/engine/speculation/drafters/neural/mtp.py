@@ -54,7 +54,7 @@ class Mtp:
     """The artifact, bound to its target. See `Trained`."""
 
     kind = "mtp"
-    serves = ("mtp",)
+    serves: tuple[str, ...] = ("mtp",)
 
     def __init__(self, artifact: Artifact, target: Target, context: int) -> None:
         """Raises ConfigError for key `draft` where the artifact is not sound or not for this target."""
@@ -170,13 +170,15 @@ class MtpCompanion:
     def advance(self, step: int, batch: Batch, seen: Batch, drawn: Array) -> Array:
         """The row of draft `step` in every head that has not drafted yet; the first of these drafts."""
         last = len(self._heads) - 1
-        for at in range(last, min(step, last) - 1, -1):
-            # The one that drafts comes last: its hidden state stays in the workspace. No head reads another's of the same row.
-            goes_on = self._states[min(at + 1, last)] if at < last or step >= last else None
-            hidden = self._finish(
-                self._heads[at], self._enter(self._heads[at], at, batch, drawn), batch, seen, self._caches[at], goes_on
-            )
-        return hidden
+        drafting = min(step, last)
+        for at in range(last, drafting, -1):
+            self._row(at, self._states[min(at + 1, last)] if at < last else None, batch, seen, drawn)
+        # The one that drafts comes last: its hidden state stays in the workspace. No head reads what another has made of the same row.
+        return self._row(drafting, self._states[min(drafting + 1, last)], batch, seen, drawn)
+
+    def _row(self, at: int, states: Array | None, batch: Batch, seen: Batch, drawn: Array) -> Array:
+        head = self._heads[at]
+        return self._finish(head, self._enter(head, at, batch, drawn), batch, seen, self._caches[at], states)
 
     def _enter(self, head: Head, at: int, batch: Batch, drawn: Array | None) -> Array:
         """What enters a head's layer: returned and, for the part that is still to be added, in the workspace."""
