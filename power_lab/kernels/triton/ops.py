@@ -8,7 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from weakref import WeakSet
@@ -34,6 +34,7 @@ from power_lab.kernels.ops import (
 from power_lab.kernels.positions import rope_table
 from power_lab.kernels.quants import QuantType
 from power_lab.kernels.triton import attention, conv, embed, keys, linear, logprobs, moves, norm, planes, rope, sample
+from power_lab.kernels.triton.host import Arriving, Pinned
 
 DOMAIN = "power-lab/arithmetic/triton/1"
 PINNED = 1 << 20  # bytes of an array up to which its copy to the device is not waited for
@@ -349,48 +350,6 @@ class TritonOps:
                 self._retired.append(held)
             held = self._sampling = sample.Scratch.allocate(triton.next_power_of_2(rows), vocabulary, self.device)
         return held
-
-
-class Pinned:
-    """Two pieces of page-locked memory in turn: one is written while the other's copy may still be on its way."""
-
-    def __init__(self, raw: torch.Tensor) -> None:
-        self._raw = raw
-        self._hosts = [torch.zeros(raw.shape, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
-        self._memories = [host.numpy() for host in self._hosts]
-        self._sent = [torch.cuda.Event() for _ in range(2)]
-        self._turn = 0
-
-    def open(self) -> np.ndarray:
-        self._sent[self._turn].synchronize()
-        return self._memories[self._turn]
-
-    def send(self, nbytes: int) -> None:
-        self._raw[:nbytes].copy_(self._hosts[self._turn][:nbytes], non_blocking=True)
-        self._sent[self._turn].record()
-        self._turn ^= 1
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Arriving:
-    """`Fetched` arrays, and the events between which their step ran. What was taken gives its memory to the next."""
-
-    hosts: tuple[torch.Tensor, ...]
-    began: torch.cuda.Event
-    ended: torch.cuda.Event
-    landed: deque[torch.Tensor]
-    taken: list[np.ndarray] = field(default_factory=list)
-
-    def get(self) -> tuple[np.ndarray, ...]:
-        self.ended.synchronize()
-        if not self.taken:
-            self.taken.extend(host.numpy().copy() for host in self.hosts)
-            self.landed.extend(self.hosts)
-        return tuple(self.taken)
-
-    @property
-    def seconds(self) -> float:
-        return self.began.elapsed_time(self.ended) / 1e3
 
 
 def settle() -> None:

@@ -1,0 +1,51 @@
+"""The way to the device and back, through page-locked memory."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+
+class Pinned:
+    """Two pieces of page-locked memory in turn: one is written while the other's copy may still be on its way."""
+
+    def __init__(self, raw: torch.Tensor) -> None:
+        self._raw = raw
+        self._hosts = [torch.zeros(raw.shape, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+        self._memories = [host.numpy() for host in self._hosts]
+        self._sent = [torch.cuda.Event() for _ in range(2)]
+        self._turn = 0
+
+    def open(self) -> np.ndarray:
+        self._sent[self._turn].synchronize()
+        return self._memories[self._turn]
+
+    def send(self, nbytes: int) -> None:
+        self._raw[:nbytes].copy_(self._hosts[self._turn][:nbytes], non_blocking=True)
+        self._sent[self._turn].record()
+        self._turn ^= 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Arriving:
+    """`Fetched` arrays, and the events between which their step ran. What was taken gives its memory to the next."""
+
+    hosts: tuple[torch.Tensor, ...]
+    began: torch.cuda.Event
+    ended: torch.cuda.Event
+    landed: deque[torch.Tensor]
+    taken: list[np.ndarray] = field(default_factory=list)
+
+    def get(self) -> tuple[np.ndarray, ...]:
+        self.ended.synchronize()
+        if not self.taken:
+            self.taken.extend(host.numpy().copy() for host in self.hosts)
+            self.landed.extend(self.hosts)
+        return tuple(self.taken)
+
+    @property
+    def seconds(self) -> float:
+        return self.began.elapsed_time(self.ended) / 1e3
