@@ -14,6 +14,7 @@ import torch
 
 from power_lab.errors import ConfigError
 from power_lab.kernels.ops import Ops
+from power_lab.training.modules import MTP, DrafterConfig, Shared
 from tests import drafters, tiny
 from tests.chains import MtpChain, Target
 
@@ -124,3 +125,24 @@ def test_tensors_that_do_not_fit_are_refused(numba_ops: Callable[[int], Ops], he
     with pytest.raises(ConfigError, match=named.replace(".", r"\.")) as refused:
         drafters.equipped(tiny.loaded(TARGET, numba_ops(2)), TARGET, "mtp", ["mtp"], config, tensors)
     assert refused.value.key == "draft"
+
+
+@torch.no_grad()
+def test_the_reference_is_what_is_trained() -> None:
+    """The module that `power_lab.training` trains, with an artifact's tensors, drafts the same chain."""
+    tensors = {name: torch.from_numpy(value) for name, value in drafters.mtp(TARGET, said=90).items()}
+    spec = tiny.spec(TARGET)
+    stored = tiny.tensors(TARGET)
+    embedding, ids = torch.from_numpy(tiny.values(stored["token_embd.weight"])), tensors["draft_ids"].long()
+    shared = Shared(embedding, embedding[ids], ids, spec.norm_eps, 0.0, torch.ones(spec.width))
+    sizes = DrafterConfig(**{"qk_norm": False, **drafters.MTP, "taps": tuple(drafters.MTP["taps"])})
+    module = MTP(sizes, spec.width, spec.norm_eps, spec.vocab, len(ids)).eval()
+    module.load_state_dict({name: tensors[name] for name in module.state_dict()})
+    torch.manual_seed(0)
+    tokens, hidden = torch.randint(spec.vocab, (12,)).tolist(), torch.randn(11, spec.width)
+    target = Target(embedding, embedding, torch.ones(spec.width), spec.norm_eps)
+    ours = MtpChain(tensors, drafters.MTP, target, tokens, hidden)
+    theirs = module.draft(shared, tokens[:-1], hidden, tokens[-1], 4)
+    for logits, token in zip(theirs.logits, theirs.tokens, strict=True):
+        torch.testing.assert_close(ours.step(), logits.double(), rtol=0, atol=1e-4)
+        ours.tokens.append(token)
