@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -89,14 +90,15 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     def config(self, kind: Kind, layers: int) -> DrafterConfig:
         """One drafter's sizes, for a target of so many layers."""
-        mtp = kind == "mtp"
-        return DrafterConfig(
-            layers=1 if mtp else self.layers,
-            heads=self.heads,
-            kv_heads=self.kv_heads,
-            head_dim=self.head_dim,
-            ffn=self.ffn,
-            taps=(layers,) if mtp else self.taps,
+        config = DrafterConfig(
+            layers=1, heads=self.heads, kv_heads=self.kv_heads, head_dim=self.head_dim, ffn=self.ffn, taps=(layers,)
+        )
+        if kind == "mtp":
+            return config
+        return replace(
+            config,
+            layers=self.layers,
+            taps=self.taps,
             block_size=self.block_size,
             mask_token=self.mask_token,
             markov_rank=self.rank,

@@ -48,12 +48,11 @@ def test_losses_fall_and_acceptance_beats_chance(trained: tuple[Path, dict]) -> 
     assert set(found.kind.values) == set(RECIPE.kinds)
     for kind in RECIPE.kinds:
         losses = found.loss.sel(kind=kind)
-        assert losses[-1] < losses[0] - 0.3
+        assert losses[-1] < losses[0] - 0.1
     after = results["after"]["held"]
     assert set(after) == {"dspark", "dflash", "dflash2", "mtp"}
     for name in after:
-        assert after[name]["greedy 7"] > results["before"][name]["greedy 7"]
-    assert after["mtp"]["greedy 7"] > results["before"]["mtp"]["greedy 7"] + 0.1
+        assert after[name]["greedy 7"] > results["before"][name]["greedy 7"] + 0.1
     assert found.accepted.sel(drafter="mtp", sampled=False, width=7)[-1] == pytest.approx(after["mtp"]["greedy 7"])
     assert 0.5 < found.attrs["coverage"] < 1
 
