@@ -35,6 +35,9 @@ DRAWS = 4000
 CHANCE = 1e-7
 LEAST = 5.0  # expected outputs in a cell; rarer ones share one
 PROMPT = [*prompt_of(1, 20), *(ALLOWED[i] for i in np.random.default_rng(0).integers(0, 4, 40))]
+UNMASKED = (
+    "dflash2",
+)  # its candidates are the likeliest of all tokens, none of which the mask may leave: all drafts are refused then
 Counts = Counter[tuple[int, ...]]
 
 
@@ -120,7 +123,8 @@ def test_what_speculation_emits_is_distributed_as_the_target(
 ) -> None:
     counts, records = draw(engine_for(drafter, numba_ops(2)), drafter, width)
     refused, accepted = of_windows(records)
-    assert accepted > DRAWS / 20 and (refused > DRAWS / 20 or drafter == "draft-model")
+    assert accepted + refused > DRAWS / 4
+    assert accepted > DRAWS / 20 or drafter in UNMASKED
     assert likelihood(counts) > CHANCE
 
 
