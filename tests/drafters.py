@@ -26,6 +26,7 @@ from tests import tiny
 Tensors = dict[str, np.ndarray]
 
 SIZES: dict[str, Any] = {"layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 16, "ffn": 96}
+FILTERS: dict[str, Any] = {"conv_taps": 2, "conv_group": 16, "selector_rank": 8, "selector_top_k": 6}
 BLOCK: dict[str, Any] = SIZES | {"taps": [0, 1, 2], "block_size": 8, "mask_token": 256, "causal": True, "window": 0}
 
 
@@ -98,9 +99,24 @@ def dflash(shape: tiny.Shape, config: Mapping[str, Any] = BLOCK, *, said: int = 
         random.matrix("markov_w2.weight", said or spec.vocab, rank, 2.0)
         random.vector("conf.weight", spec.width + rank, 0.0)
         random.vector("conf.bias", 1, 0.0)
+    if "conv_taps" in config:
+        _filters(random, config, spec.width)
+        for name, rows in (("predecessor", spec.vocab), ("successor", spec.vocab)):
+            random.matrix(f"selector_{name}.weight", rows, config["selector_rank"], 3.0)
+        random.matrix("selector_hidden.weight", config["selector_rank"], spec.width)
     if said:
         random.made["draft_ids"] = random.ids(spec.vocab, said)
     return random.made
+
+
+def _filters(random: Random, config: Mapping[str, Any], width: int) -> None:
+    for i in range(config["layers"]):
+        for name in ("attn_conv", "ffn_conv"):
+            random.matrix(f"layers.{i}.{name}.base", 2 * config["conv_taps"], width, 4.0)
+            random.made[f"layers.{i}.{name}.base"].shape = (2, config["conv_taps"], width)
+            random.matrix(
+                f"layers.{i}.{name}.proj.weight", 2 * config["conv_taps"] * width // config["conv_group"], width
+            )
 
 
 def rounded(value: np.ndarray, kind: str) -> np.ndarray:
@@ -132,11 +148,13 @@ def equipped(
 
 
 def block_drafter(shape: tiny.Shape, ops: Ops, *, said: int = 0, types: Any = None, **changes: Any) -> Loaded:
-    """A tiny model with a DFlash drafter, or a DSpark one where a `markov_rank` is among the changes of its config."""
+    """A tiny model with a DFlash drafter, or a DSpark or DFlash2 one, as a `markov_rank` or `conv_taps` in its config's changes says."""
     config = BLOCK | {"taps": list(range(min(shape.layers, 2) + 1))} | changes
     serves = ["dspark", "dflash"] if config.get("markov_rank") else ["dflash"]
     tensors = dflash(shape, config, said=said)
-    return equipped(tiny.loaded(shape, ops), shape, "dflash", serves, config, tensors, types)
+    kind = "dflash2" if "conv_taps" in config else "dflash"
+    serves = [kind] if kind == "dflash2" else serves
+    return equipped(tiny.loaded(shape, ops), shape, kind, serves, config, tensors, types)
 
 
 MTP: dict[str, Any] = SIZES | {"layers": 1, "taps": [2]}
@@ -199,6 +217,7 @@ def eagle_drafter(shape: tiny.Shape, ops: Ops, *, said: int = 0, types: Any = No
 KINDS: dict[str, Callable[[tiny.Shape, Ops], Loaded]] = {
     "dflash": lambda shape, ops: block_drafter(shape, ops),
     "dspark": lambda shape, ops: block_drafter(shape, ops, markov_rank=8, said=120),
+    "dflash2": lambda shape, ops: block_drafter(shape, ops, said=120, **FILTERS),
     "mtp": lambda shape, ops: mtp_drafter(shape, ops),
     "eagle": lambda shape, ops: eagle_drafter(shape, ops),
 }

@@ -26,7 +26,7 @@ from power_lab.errors import ConfigError
         (EngineConfig, {"mode": "quick"}, "mode", "Use one of exact, fast"),
         (EngineConfig, {"mode": "approximate"}, "mode", "approximate"),
         (SamplingParams, {"temperature": -0.1}, "temperature", "outside"),
-        (SamplingParams, {"speculate": "dflash"}, "speculate", "dflash"),
+        (SamplingParams, {"speculate": "medusa"}, "speculate", "medusa"),
         (SamplingParams, {"stop": ("",)}, "stop", "characters"),
         (SamplingParams, {"stop_tokens": (2**62,)}, "stop_tokens", "outside"),
         (SamplingParams, {"logit_bias": {5: 1e9}}, "logit_bias[5]", "outside"),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from power_lab.engine.models.rope import Rope
-from power_lab.engine.models.spec import AttentionSpec, LayerWeights, ModelSpec, ModelWeights
+from power_lab.engine.models.spec import ModelSpec, ModelWeights
 from power_lab.kernels.ops import BLOCK, Array, Batch, KVCache, Ops
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class Decoder:
         x, h, delta = work.hidden[:rows], work.normed[:rows], work.delta[:rows]
         ops.embed(weights.embedding, batch.ids, x, spec.embedding_scale, drawn)
         post: Array | None = None  # norm of what the part before has left in delta
-        for index, (layer, w) in enumerate(self._layers):
+        for index, (_, w) in enumerate(self._layers):
             if index:
                 ops.add_rms_norm(x, delta, post, w.attn_norm, eps, h)
             elif w.attn_norm is not None:
@@ -134,11 +134,9 @@ class Decoder:
             if companion is not None and index in taps:
                 companion.tap(index, x, None, None, batch)
             source = x if w.attn_norm is None else h
-            self._attend(layer.attention, w, batch, seen or batch, caches[index], work, source, delta)
+            self._attend(index, batch, seen or batch, caches[index], work, source, delta)
             ops.add_rms_norm(x, delta, w.post_attn_norm, w.ffn_norm, eps, h)
-            gated = _view(work.gated, rows, layer.ffn)
-            ops.gate_up(x if w.ffn_norm is None else h, w.gate, w.up, gated, layer.activation)
-            ops.linear(gated, (w.down,), delta)
+            self._feed(index, work, x if w.ffn_norm is None else h, delta)
             post = w.post_ffn_norm
         if companion is not None:
             if len(self._layers) in taps:
@@ -153,18 +151,12 @@ class Decoder:
         return logits
 
     def _attend(
-        self,
-        a: AttentionSpec,
-        w: LayerWeights,
-        batch: Batch,
-        seen: Batch,
-        cache: KVCache,
-        work: Workspace,
-        x: Array,
-        out: Array,
+        self, index: int, batch: Batch, seen: Batch, cache: KVCache, work: Workspace, x: Array, out: Array
     ) -> None:
         """out = the attention part's contribution for input x; keys and values are written to the cache first."""
         ops, rows = self.ops, x.shape[0]
+        layer, w = self._layers[index]
+        a = layer.attention
         qkv, attended = _view(work.qkv, rows, a.qkv_width), _view(work.attended, rows, a.q_width)
         ops.linear(x, w.qkv, qkv, w.qkv_bias)
         interleaved = a.rope is not None and a.rope.interleaved
@@ -172,6 +164,13 @@ class Decoder:
         temperature = None if a.temperature is None else self._temperatures[a.temperature]
         ops.attention(qkv, seen, a.heads, a.scale, cache, attended, a.window, a.softcap, temperature)
         ops.linear(attended, (w.out,), out, w.out_bias)
+
+    def _feed(self, index: int, work: Workspace, x: Array, out: Array) -> None:
+        """out = the feed-forward part's contribution for input x."""
+        layer, w = self._layers[index]
+        gated = _view(work.gated, x.shape[0], layer.ffn)
+        self.ops.gate_up(x, w.gate, w.up, gated, layer.activation)
+        self.ops.linear(gated, (w.down,), out)
 
 
 def _view(flat: Array, rows: int, width: int) -> Array:

@@ -13,7 +13,7 @@ from torch import Tensor
 from power_lab.engine.request import SamplingParams
 from power_lab.engine.trace import RunRecord
 from power_lab.kernels import reference
-from power_lab.training.modules import DFlash, Draft, DrafterConfig, DSpark, Shared
+from power_lab.training.modules import DFlash, DFlash2, Draft, DrafterConfig, DSpark, Shared
 from tests import tiny
 
 NEAR = 1e-3  # two scores that are closer are one to us: the engine sums in another order
@@ -43,11 +43,11 @@ class Plain:
     """A drafter's module with an artifact's tensors.
 
     Args:
-        shape: of the target; config, tensors: of the artifact. markov: whether the Markov head draws.
+        shape: of the target; config, tensors: of the artifact. name: that it drafts under.
     """
 
     def __init__(
-        self, shape: tiny.Shape, config: Mapping[str, Any], tensors: Mapping[str, np.ndarray], *, markov: bool
+        self, shape: tiny.Shape, config: Mapping[str, Any], tensors: Mapping[str, np.ndarray], name: str
     ) -> None:
         spec = tiny.spec(shape)
         self.shape, self.config = shape, config
@@ -56,7 +56,7 @@ class Plain:
         self.shared = Shared(
             whole * spec.embedding_scale, whole[ids], ids, spec.norm_eps, spec.final_softcap, torch.ones(spec.width)
         )
-        made = DSpark if markov else DFlash
+        made = {"dflash": DFlash, "dspark": DSpark, "dflash2": DFlash2}[name]
         sizes = DrafterConfig(**{"qk_norm": False, **config, "taps": tuple(config["taps"])})
         self.module = made(sizes, spec.width, spec.norm_eps, spec.vocab, len(ids)).eval()
         wanted = self.module.state_dict()

@@ -24,6 +24,9 @@ CASES: dict[str, dict[str, Any]] = {
     "markov": {"markov_rank": 8},
     "markov, few tokens": {"markov_rank": 8, "said": 90, "qk_norm": True},
     "markov, bidirectional": {"markov_rank": 8, "causal": False, "block_size": 5},
+    "filtered": drafters.FILTERS,
+    "filtered, few tokens": {**drafters.FILTERS, "said": 90, "qk_norm": True, "conv_taps": 3},
+    "filtered, bidirectional": {**drafters.FILTERS, "causal": False, "selector_top_k": 16},
 }
 
 
@@ -35,9 +38,10 @@ class Case:
         said = changes.pop("said", 0)
         self.config = drafters.BLOCK | changes
         self.loaded = drafters.block_drafter(target, ops, said=said, **changes)
-        self.name = "dspark" if self.config.get("markov_rank") else "dflash"
+        filtered, markov = "conv_taps" in self.config, self.config.get("markov_rank")
+        self.name = "dflash2" if filtered else "dspark" if markov else "dflash"
         tensors = drafters.dflash(target, self.config, said=said)
-        self.plain = Plain(target, self.config, tensors, markov=self.name == "dspark")
+        self.plain = Plain(target, self.config, tensors, self.name)
 
     def params(self, **options: Any) -> SamplingParams:
         given = {"max_tokens": 24, "width": 7, "controller": "fixed", "ignore_eos": True, "seed": 3, **options}
@@ -158,13 +162,13 @@ def test_quantised_weights_draft_as_their_values_do(numba_ops: Callable[[int], O
     types = {name: "Q8_0" for name, value in tensors.items() if value.ndim == 2}
     loaded = drafters.block_drafter(target, numba_ops(2), said=100, types=types, **sizes)
     rounded = {name: drafters.rounded(value, types.get(name, "")) for name, value in tensors.items()}
-    plain = Plain(target, config, rounded, markov=True)
+    plain = Plain(target, config, rounded, "dspark")
     params = SamplingParams(max_tokens=16, width=5, controller="fixed", ignore_eos=True, speculate="dspark", seed=0)
     assert check(drafters.engine(loaded).submit(prompt_of(6, 70), params).result(), plain, params) >= 8
 
 
 def test_confidence_is_the_modules(numba_ops: Callable[[int], Ops]) -> None:
-    for name in ("few tokens", "markov"):
+    for name in ("few tokens", "markov", "filtered"):
         case = Case(name, numba_ops(2))
         lab = drafters.engine(case.loaded)
         ticket = lab.submit(prompt_of(7, 30), params := case.params(max_tokens=8))
@@ -183,7 +187,7 @@ def test_one_artifact_serves_both_names(numba_ops: Callable[[int], Ops]) -> None
     case = Case("markov", numba_ops(2))
     lab = drafters.engine(case.loaded)
     tensors = drafters.dflash(TARGET, case.config)
-    trunk = Plain(TARGET, {k: v for k, v in case.config.items() if k != "markov_rank"}, tensors, markov=False)
+    trunk = Plain(TARGET, {k: v for k, v in case.config.items() if k != "markov_rank"}, tensors, "dflash")
     plain = SamplingParams(max_tokens=12, width=6, controller="fixed", ignore_eos=True, speculate="dflash", seed=0)
     tickets = [lab.submit(prompt_of(8, 33), plain), lab.submit(prompt_of(9, 44), params := case.params(max_tokens=12))]
     assert check(tickets[0].result(), trunk, plain) >= 6

@@ -23,6 +23,7 @@ from power_lab.engine.weights.safetensors import SafeTensorsFile
 from power_lab.engine.weights.source import WeightSource, shown
 from power_lab.engine.weights.strict_json import parse_object
 from power_lab.errors import ConfigError, ModelFileError
+from power_lab.kernels.dequantise import dequantise
 from power_lab.kernels.ops import Array, Ops, Weight
 from power_lab.kernels.quants import GEOMETRY, QuantType, row_bytes
 
@@ -142,6 +143,11 @@ class Artifact:
         self._expect(name, stored.kind, (size,))
         return QuantType[stored.kind], np.require(stored.stored.view(_PLAIN[stored.kind]), requirements="A")
 
+    def tensor(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        """An F32 tensor of any rank."""
+        self._expect(name, "F32", shape)
+        return np.array(self._tensor(name).stored).view(np.float32).reshape(shape)
+
     def ids(self, name: str, vocab: int) -> np.ndarray | None:
         """Ascending token ids int32 [N], N >= 1; None where the file has none."""
         if not self.has(name):
@@ -174,7 +180,7 @@ class Artifact:
         return QuantType[kind]
 
     def _expect(self, name: str, kind: str, shape: tuple[int, ...]) -> None:
-        found = self._file.tensors[name]
+        found = self._tensor(name)
         if (found.kind, found.shape) != (kind, shape):
             raise refused(
                 self.path, f"tensor {name!r} is {found.kind} {list(found.shape)}; {kind} {list(shape)} is expected"
@@ -217,6 +223,17 @@ class Binder:
         kind, host = self._artifact.vector(name, size)
         self.nbytes += 4 * size
         return self._ops.vector(kind, host)
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> Array:
+        """An F32 tensor of any rank."""
+        host = self._artifact.tensor(name, shape)
+        self.nbytes += host.nbytes
+        return self._ops.asarray(host)
+
+    def rows(self, name: str, rows: int, cols: int) -> np.ndarray:
+        """A matrix as f32 on the host."""
+        kind, host = self._artifact.matrix(name, rows, cols)
+        return dequantise(host, kind, cols)
 
     def values(self, name: str, size: int) -> np.ndarray:
         """A vector as f32 on the host."""

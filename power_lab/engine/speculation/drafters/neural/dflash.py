@@ -13,7 +13,7 @@ from typing import Annotated
 import numpy as np
 from msgspec import Meta
 
-from power_lab.engine.models.decoder import Decoder
+from power_lab.engine.models.decoder import Decoder, Workspace
 from power_lab.engine.models.spec import ModelSpec, ModelWeights
 from power_lab.engine.speculation.drafters import Draft, DraftAsk, Drafter
 from power_lab.engine.speculation.drafters.neural import REACH, Room
@@ -21,8 +21,9 @@ from power_lab.engine.speculation.drafters.neural import layers as llama
 from power_lab.engine.speculation.drafters.neural.artifact import Artifact, Binder, Target, refused
 from power_lab.engine.speculation.drafters.neural.dspark import Markov, MarkovHead
 from power_lab.engine.speculation.drafters.neural.inputs import GREEDY, Block
-from power_lab.engine.speculation.drafters.neural.steps import BlockSteps, Drawing, Head, cut
-from power_lab.kernels.ops import BLOCK, Array, Batch, Draw, KVCache
+from power_lab.engine.speculation.drafters.neural.stairs import Stairs
+from power_lab.engine.speculation.drafters.neural.steps import BlockSteps, Drawing, Head, cut, drafts_of
+from power_lab.kernels.ops import BLOCK, Array, Batch, Draw, KVCache, Ops
 
 SERVES = ("dspark", "dflash")
 BEHIND = "the request's last tokens are not computed yet"
@@ -50,10 +51,12 @@ class DFlash:
     """The artifact, bound to its target. See `Trained`; as a network, see `Trunk`."""
 
     kind = "dflash"
+    names = SERVES
+    config_of: type[DFlashConfig] = DFlashConfig
 
     def __init__(self, artifact: Artifact, target: Target, context: int) -> None:
         """Raises ConfigError for key `draft` where the artifact is not sound or not for this target."""
-        config, header = artifact.config(DFlashConfig), artifact.header
+        config, header = artifact.config(self.config_of), artifact.header
         llama.check(artifact, config)
         spec, ops = target.spec, target.ops
         if config.mask_token >= spec.vocab:
@@ -62,7 +65,7 @@ class DFlash:
             config.window and not config.causal
         ):  # a row's window begins at its own position, but it would be cut at the block's end
             raise refused(artifact.path, "'config': a window needs causal blocks")
-        self.serves = tuple(name for name in SERVES if name in header.serves)
+        self.serves = tuple(name for name in self.names if name in header.serves)
         if set(self.serves) != set(header.serves) or ("dspark" in self.serves) != bool(config.markov_rank):
             raise refused(
                 artifact.path, f"'serves' {list(header.serves)} do not fit a markov_rank of {config.markov_rank}"
@@ -85,6 +88,7 @@ class DFlash:
         self.markov = (
             Markov.bind(binder, config.markov_rank, spec.vocab, said, spec.width) if config.markov_rank else None
         )
+        self._bind_more(binder, config, spec.width, spec.vocab)
         artifact.refuse_unused()
         self.draft_ids = None if ids is None else ops.asarray(ids)
         self.subset = None if ids is None else frozenset(ids.tolist())
@@ -102,7 +106,26 @@ class DFlash:
             final_softcap=spec.final_softcap,
         )
         model = ModelWeights(target.weights.embedding, weights, final_norm, head)
-        self.decoder = Decoder(own, model, ops, context + REACH)
+        self.decoder = self._made(own, model, ops, context + REACH)
+
+    def _bind_more(self, binder: Binder, config: DFlashConfig, width: int, vocab: int) -> None:
+        """Tensors of a kind that has more."""
+
+    def _made(self, spec: ModelSpec, weights: ModelWeights, ops: Ops, positions: int) -> Decoder:
+        return Decoder(spec, weights, ops, positions)
+
+    def heads(self, steps: BlockSteps) -> dict[str, Head]:
+        """What draws, by the names that it serves."""
+        heads: dict[str, Head] = {"dflash": Independent(steps)}
+        if self.markov is not None:
+            heads["dspark"] = MarkovHead(self.markov, steps)
+        return heads
+
+    def workspace(self, rows: int, sampled: int) -> Workspace:
+        return Workspace.make(self.decoder.spec, self.decoder.ops, rows, sampled)
+
+    def forward(self, batch: Batch, seen: Batch, previous: Array, caches: tuple[KVCache, ...], work: Workspace) -> None:
+        self.decoder.forward(batch, caches, work, seen=seen)
 
     def companion(self, room: Room) -> DFlashCompanion:
         return DFlashCompanion(self, room)
@@ -127,11 +150,8 @@ class DFlashCompanion:
         self._context = ops.empty((room.rows, spec.width), ops.activation)
         self._kv = ops.empty((room.rows, 2 * attention.kv_width), "float32")
         self.steps = BlockSteps(trained, room)
-        heads: dict[str, Head] = {"dflash": Independent(self.steps)}
-        if trained.markov is not None:
-            heads["dspark"] = MarkovHead(trained.markov, self.steps)
+        heads = trained.heads(self.steps)
         self._drafters = {name: BlockDrafter(name, self.steps, heads[name]) for name in self.serves}
-        self._heads = heads
 
     @property
     def page_bytes(self) -> int:
@@ -192,8 +212,9 @@ class Independent:
     def confidence(self, on: Drawing) -> tuple[Array, ...]:
         return self._ops.logprobs(on.full, on.tokens, 0)[:1]
 
-    def probabilities(self, fetched: Sequence[np.ndarray]) -> np.ndarray:
-        return np.exp(np.minimum(fetched[0].astype(np.float64), 0.0))
+    def drafts(self, fetched: Sequence[np.ndarray], stairs: Stairs, blocks: Sequence[Block]) -> list[Draft]:
+        tokens, logprobs = fetched
+        return drafts_of(tokens, np.exp(np.minimum(logprobs.astype(np.float64), 0.0)), stairs, blocks)
 
 
 class BlockDrafter:

@@ -12,8 +12,11 @@ from typing import Self
 
 import numpy as np
 
+from power_lab.engine.speculation.drafters import Draft
 from power_lab.engine.speculation.drafters.neural.artifact import Binder
-from power_lab.engine.speculation.drafters.neural.steps import BlockSteps, Drawing, cut
+from power_lab.engine.speculation.drafters.neural.inputs import Block
+from power_lab.engine.speculation.drafters.neural.stairs import Stairs
+from power_lab.engine.speculation.drafters.neural.steps import BlockSteps, Drawing, cut, drafts_of
 from power_lab.kernels.ops import Array, Draw, Weight
 
 
@@ -74,6 +77,7 @@ class MarkovHead:
     def confidence(self, on: Drawing) -> tuple[Array, ...]:
         return self._sure[0][: on.stairs.sampled], self._sure[1][: on.stairs.sampled]
 
-    def probabilities(self, fetched: Sequence[np.ndarray]) -> np.ndarray:
-        score = fetched[0][:, 0].astype(np.float64) + fetched[1][:, 0] + self._markov.bias
-        return 1 / (1 + np.exp(-np.clip(score, -60.0, 60.0)))
+    def drafts(self, fetched: Sequence[np.ndarray], stairs: Stairs, blocks: Sequence[Block]) -> list[Draft]:
+        tokens, hidden, before = fetched
+        score = hidden[:, 0].astype(np.float64) + before[:, 0] + self._markov.bias
+        return drafts_of(tokens, 1 / (1 + np.exp(-np.clip(score, -60.0, 60.0))), stairs, blocks)

@@ -14,6 +14,12 @@ def _dflash(artifact: Artifact, target: Target, context: int) -> Trained:
     return DFlash(artifact, target, context)
 
 
+def _dflash2(artifact: Artifact, target: Target, context: int) -> Trained:
+    from power_lab.engine.speculation.drafters.neural.dflash2 import DFlash2
+
+    return DFlash2(artifact, target, context)
+
+
 def _mtp(artifact: Artifact, target: Target, context: int) -> Trained:
     from power_lab.engine.speculation.drafters.neural.mtp import Mtp
 
@@ -26,7 +32,12 @@ def _eagle(artifact: Artifact, target: Target, context: int) -> Trained:
     return Eagle(artifact, target, context)
 
 
-KINDS: dict[str, Callable[[Artifact, Target, int], Trained]] = {"dflash": _dflash, "mtp": _mtp, "eagle": _eagle}
+KINDS: dict[str, Callable[[Artifact, Target, int], Trained]] = {
+    "dflash": _dflash,
+    "dflash2": _dflash2,
+    "mtp": _mtp,
+    "eagle": _eagle,
+}
 """kind -> what binds an artifact of it to a target that will run so long a context."""
 
 

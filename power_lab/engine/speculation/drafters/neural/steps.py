@@ -18,7 +18,7 @@ from power_lab.engine.speculation.drafters import Draft
 from power_lab.engine.speculation.drafters.neural import Room
 from power_lab.engine.speculation.drafters.neural.inputs import Biases, Block, BlockInputs
 from power_lab.engine.speculation.drafters.neural.stairs import BlockShape, Stairs
-from power_lab.kernels.ops import BLOCK, Array, Draw, Fetched, KVCache, SampleRows
+from power_lab.kernels.ops import BLOCK, Array, Batch, Draw, Fetched, KVCache, SampleRows
 
 PLACES = 32  # requests of one launch; more take several
 APART = "this device samples outside of the recorded operations, or logits are biased"
@@ -44,6 +44,15 @@ class Trunk(Protocol):
     mask: int
     causal: bool
 
+    def workspace(self, rows: int, sampled: int) -> Workspace: ...
+
+    def forward(self, batch: Batch, seen: Batch, previous: Array, caches: tuple[KVCache, ...], work: Workspace) -> None:
+        """Fill `work.gathered` and `work.logits` of the sampled rows.
+
+        seen: the batch with the positions up to which rows attend. previous: int32 [R], the row before each in its block, or -1.
+        """
+        ...
+
 
 class Head(Protocol):
     """Draws the tokens of a launch from its logits."""
@@ -56,8 +65,8 @@ class Head(Protocol):
         """Arrays to fetch beside the tokens."""
         ...
 
-    def probabilities(self, fetched: Sequence[np.ndarray]) -> np.ndarray:
-        """Of each drawn token, from these arrays: f64 [Q]."""
+    def drafts(self, fetched: Sequence[np.ndarray], stairs: Stairs, blocks: Sequence[Block]) -> list[Draft]:
+        """Of each block, from the tokens and these arrays."""
         ...
 
 
@@ -76,9 +85,9 @@ class Drawing:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Launched:
-    """A launch of so many blocks on the device."""
+    """A launch on the device."""
 
-    blocks: int
+    blocks: list[Block]
     stairs: Stairs
     fetched: Fetched
 
@@ -98,7 +107,7 @@ class BlockSteps:
         self.places = min(room.batch, PLACES)
         most = self._cover(Stairs.of([trunk.block - 1] * self.places, 0 if trunk.causal else trunk.block))
         pages = -(-room.context // BLOCK)
-        self.workspace = Workspace.make(spec, ops, most.rows, most.sampled)
+        self.workspace = trunk.workspace(most.rows, most.sampled)
         self.inputs = BlockInputs(ops, most.rows, most.sampled, most.places, pages, mask=trunk.mask)
         attention = spec.layers[0].attention
         shape = (attention.heads, attention.kv_heads, attention.head_dim)
@@ -130,10 +139,10 @@ class BlockSteps:
         launched = [self._launch([blocks[at] for at in part], head) for part in parts]
         drafts: dict[int, Draft] = {}
         for part, launch in zip(parts, launched, strict=True):
-            drafts |= zip(part, self._collect(launch, [blocks[at].width for at in part], head), strict=True)
+            drafts |= zip(part, head.drafts(launch.fetched.get(), launch.stairs, launch.blocks), strict=True)
         return [drafts[at] for at in range(len(blocks))]
 
-    def _launch(self, blocks: Sequence[Block], head: Head) -> Launched:
+    def _launch(self, blocks: list[Block], head: Head) -> Launched:
         ops, trunk = self.ops, self.trunk
         asked = Stairs.of([block.width for block in blocks], 0 if trunk.causal else trunk.block)
         stairs = self._cover(asked)
@@ -155,22 +164,15 @@ class BlockSteps:
             if apart:
                 head.draw(on if biases is None else self._biased(on, biases), draw)
             fetched = ops.fetch(on.tokens, *head.confidence(on))
-        return Launched(len(blocks), stairs, fetched)
-
-    def _collect(self, launched: Launched, widths: Sequence[int], head: Head) -> list[Draft]:
-        tokens, *beside = launched.fetched.get()
-        sure, starts = head.probabilities(beside), launched.stairs.starts
-        return [
-            draft_of(tokens, sure, [start + place for start in starts[:width]]) for place, width in enumerate(widths)
-        ]
+        return Launched(blocks, stairs, fetched)
 
     def _cover(self, asked: Stairs) -> Stairs:
         return asked.padded(self.graphs.coverage) if self._padded else asked
 
     def _forward(self, layout: Layout) -> None:
         batch = layout.batch
-        seen = None if self.trunk.causal else replace(batch, positions=layout.arrays["last"])
-        self.trunk.decoder.forward(batch, self.caches, self.workspace, seen=seen)
+        seen = batch if self.trunk.causal else replace(batch, positions=layout.arrays["last"])
+        self.trunk.forward(batch, seen, layout.arrays["previous"], self.caches, self.workspace)
 
     def _drawing(self, layout: Layout, stairs: Stairs) -> Drawing:
         count = stairs.sampled
@@ -205,6 +207,12 @@ def draw_of(blocks: Sequence[Block]) -> Draw:
     """What no draw of a launch goes beyond."""
     drawn = [block.params for block in blocks if block.params.temperature > 0]
     return "limited" if any(p.top_k or p.top_p < 1 for p in drawn) else "random" if drawn else "greedy"
+
+
+def drafts_of(tokens: np.ndarray, sure: np.ndarray, stairs: Stairs, blocks: Sequence[Block]) -> list[Draft]:
+    """What a launch has drawn, by block."""
+    rows = ([start + place for start in stairs.starts[: block.width]] for place, block in enumerate(blocks))
+    return [draft_of(tokens, sure, own) for own in rows]
 
 
 def draft_of(tokens: np.ndarray, sure: np.ndarray, rows: list[int]) -> Draft:
