@@ -3,10 +3,11 @@ as it is."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
 
 from power_lab.engine.request import SamplingParams
 from power_lab.engine.speculation.drafters import DraftAsk
@@ -32,6 +33,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "eagle, the target's head": ("eagle", {"width": 64, "said": 90, "heads": 2, "target_layers": [1]}),
 }
 FEW = ["mtp", "mtp, two heads", "eagle", "eagle, as Gemma's"]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """References of this size are computed faster without threads, by far where the machine is busy."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 class Case:
@@ -156,12 +166,12 @@ def test_requests_of_different_widths_in_one_batch(
 def test_preempted_requests_are_drafted_for_as_before(numba_ops: Callable[[int], Ops], name: str) -> None:
     case = Case(name, numba_ops(2))
     lab = drafters.engine(case.loaded, context=256, kv_tokens=256, step_tokens=64, prefix_cache=False)
-    params = case.params(max_tokens=30, width=3)
-    tickets = [lab.submit(prompt_of(20 + i, 60 + i), params) for i in range(3)]
+    params = case.params(max_tokens=80, width=3)
+    tickets = [lab.submit(prompt_of(20 + i, 50 + i), params) for i in range(3)]
     records = [ticket.result() for ticket in tickets]
     assert sum(record.preemptions for record in records), "nobody was preempted"
     for record in records:
-        assert check(record, case.plain, params, every=2) >= 8
+        assert check(record, case.plain, params, every=4) >= 8
     lab.check()
 
 
