@@ -351,7 +351,7 @@ class Ops(Protocol):
         """out[slots[r], column : column + D] = x[r], or x[r] + delta[r], or x[r] + rms_norm(delta[r], post): what `add_rms_norm` with
         a `weight` makes of x, rounded to what `out` holds.
 
-        x, delta f32 [R, D] are only read; post f32 [D]; out `activation` [any, W]; slots int64 [R], each in one row only. Without
+        x, delta f32 [R, D] are only read; post f32 [D]; out `activation` or f32 [any, W]; slots int64 [R], each in one row only. Without
         `slots`, row r goes to row r. A row whose slot is not in `out` goes nowhere.
         """
         ...
@@ -359,7 +359,7 @@ class Ops(Protocol):
     def take(self, table: Array, index: Array, out: Array) -> None:
         """out[r] = table[index[r]], zeros where index[r] < 0, NaN where it is beyond the table.
 
-        table `activation` [any, W], index int64 [R], out `activation` [R, W].
+        table `activation` [any, W], index int64 [R], out `activation` or f32 [R, W].
         """
         ...
 
