@@ -1,4 +1,4 @@
-"""`python -m power_lab.training collect | train | export | passages`: see docs/training.md."""
+"""`python -m power_lab.training collect | train | export | profile | passages`: see docs/training.md."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from power_lab.engine.engine import Engine
 from power_lab.engine.loader import load
 from power_lab.errors import ConfigError, PowerLabError
 from power_lab.models import ModelEntry, ensure
-from power_lab.training import passages, prompts
+from power_lab.training import passages, profile, prompts
 from power_lab.training.collect import collect
 from power_lab.training.corpus import Corpus
 from power_lab.training.publish import publish
@@ -57,20 +57,25 @@ def _parser() -> argparse.ArgumentParser:
     )
     trained.add_argument("--steps", type=int, default=0, help="of training; whichever of the two ends first")
     trained.add_argument("--every", type=float, default=60, help="seconds between two measurements on held-out texts")
-    trained.add_argument("--seed", type=int, default=0)
-    trained.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="of the recipe")
     exported = commands.add_parser("export", help="write the artifacts of a training")
     exported.set_defaults(command=_export)
     exported.add_argument("--run", type=Path, required=True, help="folder of the training")
     exported.add_argument("--commit", default="", help="what was run, where there is no repository")
-    for command in (made, trained, exported):
+    measured = commands.add_parser("profile", help="say where a training step's time goes")
+    measured.set_defaults(command=_profile)
+    measured.add_argument("--steps", type=int, default=20)
+    for command in (made, trained, exported, measured):
         command.add_argument("--model", default="smollm2", help="as in lab.load")
         command.add_argument(
             "--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu"
         )
+    for command in (made, trained, exported):
         command.add_argument("--out", type=Path, required=True)
-    for command in (trained, exported):
+    for command in (trained, exported, measured):
         command.add_argument("--corpus", type=Path, required=True)
+    for command in (trained, measured):
+        command.add_argument("--seed", type=int, default=0)
+        command.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="of the recipe")
     cut = commands.add_parser("passages", help="cut the passages of the prompts anew out of installed packages")
     cut.set_defaults(command=lambda _: print(passages.rebuild()))
     return parser
@@ -120,6 +125,14 @@ def _export(options: argparse.Namespace) -> None:
     target = Target.open(entry.path, options.device)
     trainer = Trainer(target, corpus, Recipe.load(options.run / RECIPE))
     publish(trainer, options.run, options.out, entry.sha256, commit=options.commit)
+
+
+def _profile(options: argparse.Namespace) -> None:
+    corpus, entry = _said(options)
+    target = Target.open(entry.path, options.device)
+    print(
+        profile.report(Trainer(target, corpus, _recipe(options.set, options.seed).fitted(target.spec)), options.steps)
+    )
 
 
 def _said(options: argparse.Namespace) -> tuple[Corpus, ModelEntry]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, cast
 
@@ -39,6 +39,7 @@ class Trainer:
 
     Attributes:
         drafters: by kind; step: steps made; coverage: share of the held-out answers' tokens that can be drafted.
+        phase: called with the name of what comes next, around it; does nothing unless somebody measures.
     """
 
     def __init__(self, target: Target, corpus: Corpus, recipe: Recipe) -> None:
@@ -56,6 +57,7 @@ class Trainer:
         self._optimisers = {kind: self._optimiser(drafter) for kind, drafter in self.drafters.items()}
         self._taps = {layer for drafter in self.drafters.values() for layer in drafter.config.taps}
         self.step = 0
+        self.phase: Callable[[str], AbstractContextManager[None]] = nullcontext
 
     def autocast(self) -> AbstractContextManager:
         """bf16 products on a GPU, f32 elsewhere."""
@@ -71,7 +73,8 @@ class Trainer:
     def train(self, texts: Texts, progress: float) -> dict[Kind, Tensor]:
         """One step of every kind; progress: share of the training that lies behind. Returns their losses, still on the device."""
         recipe = self.recipe
-        seen = Observed.of(self.target, self.whole, self.drafts, texts, self._taps, truth=True)
+        with self.phase("target"):
+            seen = Observed.of(self.target, self.whole, self.drafts, texts, self._taps, truth=True)
         rate = recipe.rate * min(1.0, (self.step + 1) / recipe.warmup)
         rate *= _LEAST + (1 - _LEAST) * (1 + math.cos(math.pi * min(progress, 1.0))) / 2
         losses: dict[Kind, Tensor] = {}
@@ -80,8 +83,10 @@ class Trainer:
             rng = np.random.default_rng([recipe.seed, self.step, number])
             anchors = seen.anchors(max(1, recipe.rows // (len(texts.lengths) * width)), rng)
             asked = seen.asked(drafter.config.taps, anchors, width)
-            with self.autocast():
-                value = loss(drafter(self.drafts, asked), seen.truth(asked), recipe.decay, recipe.hard)
+            with self.phase(f"{kind} forward"), self.autocast():
+                proposal = drafter(self.drafts, asked)
+            with self.phase(f"{kind} loss"), self.autocast():
+                value = loss(proposal, seen.truth(asked), recipe.decay, recipe.hard)
             losses[kind] = value.detach()
             self._update(kind, value, rate)
         self.step += 1
@@ -123,10 +128,12 @@ class Trainer:
         optimiser = self._optimisers[kind]
         for group in optimiser.param_groups:
             group["lr"] = rate
-        value.backward()
-        nn.utils.clip_grad_norm_(self.drafters[kind].parameters(), self.recipe.clip)
-        optimiser.step()
-        optimiser.zero_grad(set_to_none=True)
+        with self.phase(f"{kind} backward"):
+            value.backward()
+        with self.phase(f"{kind} optimiser"):
+            nn.utils.clip_grad_norm_(self.drafters[kind].parameters(), self.recipe.clip)
+            optimiser.step()
+            optimiser.zero_grad(set_to_none=True)
 
 
 def run(
