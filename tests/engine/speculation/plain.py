@@ -72,7 +72,7 @@ class Plain:
             self.shared,
             features,
             tokens[-1],
-            min(width, self.config["block_size"] - 1),
+            min(width, self.config["block_size"] - (not self.config.get("from_anchor"))),
             lambda logits, position: reference.sample(logits, *drawn, position),
         )
 

@@ -24,10 +24,20 @@ CASES: dict[str, dict[str, Any]] = {
     "markov": {"markov_rank": 8},
     "markov, few tokens": {"markov_rank": 8, "said": 90, "qk_norm": True},
     "markov, bidirectional": {"markov_rank": 8, "causal": False, "block_size": 5},
+    "from anchor": {"from_anchor": True},
+    "from anchor, bidirectional": {"from_anchor": True, "causal": False, "block_size": 6},
+    "from anchor, markov": {"from_anchor": True, "markov_rank": 8, "said": 90, "block_size": 7},
+    "from anchor, filtered": {"from_anchor": True, **drafters.FILTERS},
     "filtered": drafters.FILTERS,
     "filtered, few tokens": {**drafters.FILTERS, "said": 90, "qk_norm": True, "conv_taps": 3},
     "filtered, bidirectional": {**drafters.FILTERS, "causal": False, "selector_top_k": 16},
 }
+
+SAMPLED: list[dict[str, Any]] = [
+    {"temperature": 0.8},
+    {"temperature": 1.1, "top_k": 30, "top_p": 0.9},
+    {"temperature": 1.5, "top_k": 3, "min_p": 0.05},
+]
 
 
 class Case:
@@ -70,8 +80,8 @@ def test_drafts_are_the_plain_modules_across_a_pages_border(
 
 
 @pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("name", ["causal", "markov, few tokens"])
-@pytest.mark.parametrize("sampling", [{"temperature": 0.8}, {"temperature": 1.1, "top_k": 30, "top_p": 0.9}], ids=str)
+@pytest.mark.parametrize("name", ["causal", "markov, few tokens", "from anchor", "filtered"])
+@pytest.mark.parametrize("sampling", SAMPLED, ids=str)
 def test_a_sampled_request_is_drafted_for_with_the_targets_noise(
     numba_ops: Callable[[int], Ops], behind: Callable[[Ops], Ops], name: str, sampling: dict[str, Any], late: bool
 ) -> None:
@@ -81,7 +91,7 @@ def test_a_sampled_request_is_drafted_for_with_the_targets_noise(
     assert record.tokens == said_plainly(numba_ops(2), record, **sampling)
 
 
-@pytest.mark.parametrize("name", ["causal", "bidirectional", "markov"])
+@pytest.mark.parametrize("name", ["causal", "bidirectional", "markov", "from anchor"])
 @pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 127, 128, 129])
 def test_every_place_in_a_page(numba_ops: Callable[[int], Ops], name: str, length: int) -> None:
     case = Case(name, numba_ops(2))

@@ -2,7 +2,8 @@
 
 Hidden states of several of the target's layers, projected, stand for the context: each drafter layer computes keys and values from them.
 The block is the last token, then masks; its rows read the context and each other, and the one `i` behind the last token says the token
-that comes there. With a Markov head beside it (`dspark`) the same artifact serves both names.
+that comes there, or (`from_anchor`) the next one, beginning with the last token's own row. With a Markov head beside it (`dspark`) the same
+artifact serves both names.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ class DFlashConfig(llama.LayersConfig, frozen=True, kw_only=True, forbid_unknown
     """See `LayersConfig`.
 
     Attributes:
-        block_size: rows of a block, the last token's included: one draft less.
+        block_size: rows of a block, the last token's included.
+        from_anchor: whether row i of a block, the last token's being 0, says the token i + 1 behind that: a draft for each row. Otherwise
+            it says the token i behind, and row 0 none.
         mask_token: token id of the rows behind it.
         causal: whether a row of a block sees only those before it.
         window: keys that a row sees, its own included; 0 is all.
@@ -42,6 +45,7 @@ class DFlashConfig(llama.LayersConfig, frozen=True, kw_only=True, forbid_unknown
 
     block_size: Annotated[int, Meta(ge=2, le=REACH)]
     mask_token: Annotated[int, Meta(ge=0, le=1 << 24)]
+    from_anchor: bool = False
     causal: bool = True
     window: Annotated[int, Meta(ge=0, le=1 << 24)] = 0
     markov_rank: Annotated[int, Meta(ge=0, le=4096)] = 0
@@ -77,6 +81,7 @@ class DFlash:
             config.mask_token,
             config.causal,
         )
+        self.lead = 0 if config.from_anchor else 1
         binder = Binder(artifact, ops)
         self.fc = binder.matrix("fc.weight", spec.width, len(config.taps) * spec.width)
         self.hidden_norm = binder.vector("hidden_norm.weight", spec.width)
@@ -240,5 +245,5 @@ class BlockDrafter:
         """Its pages go where the target's go."""
 
     def _block(self, ask: DraftAsk) -> Block:
-        width = min(ask.width, self._steps.trunk.block - 1)
+        width = min(ask.width, self._steps.most)
         return Block(ask.tokens[-1], ask.computed, width, ask.blocks, ask.params or GREEDY)

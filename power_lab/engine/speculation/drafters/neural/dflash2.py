@@ -19,7 +19,7 @@ from power_lab.engine.speculation.drafters import Draft
 from power_lab.engine.speculation.drafters.neural.artifact import Artifact, Binder, Target, refused
 from power_lab.engine.speculation.drafters.neural.dflash import DFlash, DFlashConfig
 from power_lab.engine.speculation.drafters.neural.inputs import Block
-from power_lab.engine.speculation.drafters.neural.noise import gumbel
+from power_lab.engine.speculation.drafters.neural.noise import choose
 from power_lab.engine.speculation.drafters.neural.stairs import Stairs
 from power_lab.engine.speculation.drafters.neural.steps import SILENT, BlockSteps, Drawing, Head
 from power_lab.kernels.ops import Array, Batch, Draw, KVCache, Ops, Weight
@@ -179,7 +179,7 @@ class Walk:
 
     def _walk(self, block: Block, candidates: np.ndarray, unary: np.ndarray, mixed: np.ndarray) -> Draft:
         """candidates int [W, K], of the draft vocabulary; unary f32 [W, K], up to a constant in each row; mixed f32 [W, rank]."""
-        bias, temperature = block.params.logit_bias, block.params.temperature
+        bias = block.params.logit_bias
         tokens, sure, before = [], [], block.anchor
         for row, (best, own, hidden) in enumerate(zip(candidates, unary, mixed, strict=True), start=1):
             if not np.isfinite(own[0]):
@@ -188,10 +188,7 @@ class Walk:
             scores = own + self._trained.after[ids] @ (self._trained.before[before] * hidden)
             scores = scores + [bias.get(int(token), 0.0) for token in ids] if bias else scores
             weights = np.exp(scores - scores.max())
-            noisy = scores
-            if temperature:
-                noisy = scores / temperature + gumbel(block.params.seed or 0, block.position + row, ids)
-            at = int(np.lexsort((ids, -noisy))[0])  # of equals the lowest id
+            at = choose(scores, ids, block.params, block.position + row)
             before = int(ids[at])
             tokens.append(before)
             sure.append(float(weights[at] / weights.sum()))

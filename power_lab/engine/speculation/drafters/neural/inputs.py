@@ -97,7 +97,7 @@ class BlockInputs(Inputs):
         host["slots"][:] = slots_of(tables, owner, positions)
         host["anchors"][: stairs.places] = anchors
         places, distance = stairs.drawn()
-        host["sampled"][:] = (ends - sizes)[places] + distance
+        host["sampled"][:] = (ends - sizes)[places] + distance - 1 + stairs.lead
         fill_draws(host, [block.params for block in blocks], places, biases)
         host["positions"][:] = firsts[places] + distance
         first, (_, pages), _ = layout.places["tables"]

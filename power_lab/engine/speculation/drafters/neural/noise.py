@@ -1,13 +1,41 @@
-"""The sampler's noise for a few tokens, on the host: Philox4x32-10 as `kernels/reference.py` defines it, over numpy arrays."""
+"""The sampler for a few candidates, on the host: filters and Philox4x32-10 as `kernels/reference.py` defines them, over numpy arrays."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from power_lab.engine.request import SamplingParams
+
 _LOW = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
 _MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _WEYL = 0x9E3779B9, 0xBB67AE85
+
+
+def choose(scores: np.ndarray, ids: np.ndarray, params: SamplingParams, position: int) -> int:
+    """Index of the candidate that the sampler draws at a position as if all others were impossible; of equals the lowest id.
+
+    scores: [K], biases included; ids: [K], their tokens. Top-k, top-p and min-p count among the candidates alone.
+    """
+    if not params.temperature:
+        return int(np.lexsort((ids, -scores))[0])
+    z = (scores.astype(np.float64) - scores.max()) / params.temperature
+    kept = _survivors(z, ids, params)
+    noisy = z[kept] + gumbel(params.seed or 0, position, ids[kept])
+    return int(kept[np.lexsort((ids[kept], -noisy))[0]])
+
+
+def _survivors(z: np.ndarray, ids: np.ndarray, params: SamplingParams) -> np.ndarray:
+    """Indices of what top-k, then top-p over what top-k left, then min-p keep; at least one."""
+    order = np.lexsort((ids, -z))
+    if params.top_k:
+        order = order[: params.top_k]
+    mass = np.exp(z[order])
+    mass /= mass.sum()
+    kept = mass >= params.min_p * mass[0]
+    if params.top_p < 1:
+        kept &= mass.cumsum() - mass < params.top_p
+    return order[kept] if kept.any() else order[:1]
 
 
 def gumbel(seed: int, position: int, tokens: np.ndarray) -> np.ndarray:

@@ -23,23 +23,25 @@ class Stairs:
     Attributes:
         places: requests, padding included.
         counts: for each draft, from the first on, how many requests want it; descending.
-        whole: rows of every block, where it must be whole; 0: one more than the request's drafts.
+        whole: rows of every block, where it must be whole; 0: as many as its drafts need.
+        lead: rows of a block before the first that says a token: 1, the anchor's, or 0.
     """
 
     places: int
     counts: tuple[int, ...]
     whole: int = 0
+    lead: int = 1
 
     @classmethod
-    def of(cls, widths: Sequence[int], whole: int = 0) -> Stairs:
+    def of(cls, widths: Sequence[int], whole: int = 0, lead: int = 1) -> Stairs:
         """widths: of the requests, descending, at least 1."""
-        return cls(len(widths), tuple(sum(width > j for width in widths) for j in range(widths[0])), whole)
+        return cls(len(widths), tuple(sum(width > j for width in widths) for j in range(widths[0])), whole, lead)
 
-    def padded(self, rows: Coverage) -> Stairs:
-        """What such a launch is captured as, where shapes are padded: every request as wide as the widest."""
+    def padded(self, rows: Coverage, most: int) -> Stairs:
+        """What such a launch is captured as, where shapes are padded: every request as wide as the widest. most: drafts of a block."""
         places = rows.cover(self.places) or self.places
-        width = next(width for width in WIDTHS if width >= len(self.counts))
-        return Stairs(places, (places,) * (min(width, self.whole - 1) if self.whole else width), self.whole)
+        width = min(most, next((width for width in WIDTHS if width >= len(self.counts)), most))
+        return Stairs(places, (places,) * width, self.whole, self.lead)
 
     @property
     def starts(self) -> list[int]:
@@ -52,16 +54,16 @@ class Stairs:
 
     @property
     def rows(self) -> int:
-        return self.places * self.whole if self.whole else self.places + self.sampled
+        return self.places * self.whole if self.whole else self.places * self.lead + self.sampled
 
     def blocks(self) -> np.ndarray:
         """int64 [places]: rows of each block."""
         if self.whole:
             return np.full(self.places, self.whole)
-        return 1 + (np.asarray(self.counts)[None, :] > np.arange(self.places)[:, None]).sum(1)
+        return self.lead + (np.asarray(self.counts)[None, :] > np.arange(self.places)[:, None]).sum(1)
 
     def drawn(self) -> tuple[np.ndarray, np.ndarray]:
-        """Of each logit row the place, and its row inside of the block: the distance from the anchor."""
+        """Of each logit row the place, and the distance of the token that it says from the anchor."""
         places = np.concatenate([np.arange(count) for count in self.counts])
         return places, np.repeat(np.arange(1, len(self.counts) + 1), self.counts)
 

@@ -33,6 +33,7 @@ class Trunk(Protocol):
         draft_ids: int32 [N] on the device, the only tokens that it can say; None is all. subset: the same for those who count.
         vocab: of the target.
         block: most rows of a block, the anchor's included; mask: token id of the rows behind it.
+        lead: rows of a block before the first that says a token: 1, the anchor's, or 0.
         causal: whether a row sees only those before it; otherwise blocks are always whole.
     """
 
@@ -42,6 +43,7 @@ class Trunk(Protocol):
     vocab: int
     block: int
     mask: int
+    lead: int
     causal: bool
 
     def workspace(self, rows: int, sampled: int) -> Workspace: ...
@@ -105,7 +107,7 @@ class BlockSteps:
         self.graphs = Graphs(ops, room.graph_bytes, room.graphs)
         self._padded = bool(ops.row_buckets) and room.graphs
         self.places = min(room.batch, PLACES)
-        most = self._cover(Stairs.of([trunk.block - 1] * self.places, 0 if trunk.causal else trunk.block))
+        most = self._cover(self._stairs([self.most] * self.places))
         pages = -(-room.context // BLOCK)
         self.workspace = trunk.workspace(most.rows, most.sampled)
         self.inputs = BlockInputs(ops, most.rows, most.sampled, most.places, pages, mask=trunk.mask)
@@ -143,8 +145,8 @@ class BlockSteps:
         return [drafts[at] for at in range(len(blocks))]
 
     def _launch(self, blocks: list[Block], head: Head) -> Launched:
-        ops, trunk = self.ops, self.trunk
-        asked = Stairs.of([block.width for block in blocks], 0 if trunk.causal else trunk.block)
+        ops = self.ops
+        asked = self._stairs([block.width for block in blocks])
         stairs = self._cover(asked)
         biases, draw = Biases.of(blocks, stairs.places), draw_of(blocks)
         apart = biases is not None or not ops.asynchronous
@@ -166,8 +168,16 @@ class BlockSteps:
             fetched = ops.fetch(on.tokens, *head.confidence(on))
         return Launched(blocks, stairs, fetched)
 
+    @property
+    def most(self) -> int:
+        """Drafts of a block."""
+        return self.trunk.block - self.trunk.lead
+
+    def _stairs(self, widths: Sequence[int]) -> Stairs:
+        return Stairs.of(widths, 0 if self.trunk.causal else self.trunk.block, self.trunk.lead)
+
     def _cover(self, asked: Stairs) -> Stairs:
-        return asked.padded(self.graphs.coverage) if self._padded else asked
+        return asked.padded(self.graphs.coverage, self.most) if self._padded else asked
 
     def _forward(self, layout: Layout) -> None:
         batch = layout.batch
