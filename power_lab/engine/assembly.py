@@ -14,6 +14,7 @@ from power_lab.engine.loader import Loaded
 from power_lab.engine.memory import PoolPlan
 from power_lab.engine.runner import Observer, Runner, Sizes
 from power_lab.engine.scheduler import Limits, Scheduler
+from power_lab.engine.speculation.drafters import Drafter
 from power_lab.engine.speculation.drafters import make as make_drafter
 from power_lab.engine.speculation.drafters import resolve
 from power_lab.engine.speculation.drafters.model import ModelDrafter
@@ -31,6 +32,7 @@ class Parts:
         draft: the draft model as a drafter, companion: the trained drafter, if there is one.
         pool: how the KV pools came to their size.
         resolve: the drafter that a request's `speculate` means.
+        recorded: drafters that read more than tokens, by name.
     """
 
     runner: Runner
@@ -41,6 +43,7 @@ class Parts:
     costs: MeasuredCosts
     proposer: Proposer
     resolve: Callable[[str], str]
+    recorded: dict[str, Drafter]
 
 
 def assemble(config: EngineConfig, loaded: Loaded, clock: Callable[[], float], observer: Observer | None) -> Parts:
@@ -95,4 +98,7 @@ def assemble(config: EngineConfig, loaded: Loaded, clock: Callable[[], float], o
         costs=costs,
         on_draft=costs.add_draft,
     )
-    return Parts(runner, draft, companion, pool, scheduler, costs, proposer, partial(resolve, **have))
+    recorded: dict[str, Drafter] = {} if companion is None else {n: companion.drafter(n) for n in companion.serves}
+    if draft is not None:
+        recorded[draft.name] = draft
+    return Parts(runner, draft, companion, pool, scheduler, costs, proposer, partial(resolve, **have), recorded)

@@ -29,6 +29,7 @@ from power_lab.engine.request import Finish, Prompt, Request, SamplingParams
 from power_lab.engine.runner import Observer, Sampled
 from power_lab.engine.scheduler import Outcome
 from power_lab.engine.shapes import ShapeStats
+from power_lab.engine.speculation.recording import Recorder
 from power_lab.engine.speculation.transaction import Proposal
 from power_lab.engine.ticket import Ticket
 from power_lab.engine.trace import BlockState, EngineFacts, OnDelta, OnDone, RunRecord
@@ -80,6 +81,7 @@ class Engine:
         self._runner, self._draft, self._pool = parts.runner, parts.draft, parts.pool
         self._companion, self._resolve = parts.companion, parts.resolve
         self._scheduler, self._costs, self._proposer = parts.scheduler, parts.costs, parts.proposer
+        self._recorder = Recorder(parts.recorded, clock)
         self.context = self._pool.context
         self._overlap = self.config.overlap and self._runner.ops.asynchronous
         self._flights: deque[Flight] = deque()  # at most two: one to collect, one behind it
@@ -144,6 +146,7 @@ class Engine:
                 end_tokens=ends,
                 namespace=namespace,
                 deadline=None if deadline_s is None else now + deadline_s,
+                recorded=params.record == "replay" and self._recorder.able,
             )
             live = Live(request, self._loaded.tokenizer, now, on_delta, on_done)
             self._proposer.begin(request)
@@ -217,7 +220,7 @@ class Engine:
     def blocks(self) -> tuple[BlockState, ...]:
         """A snapshot of every KV block."""
         with self._lock:
-            return views.blocks(self._scheduler.pool, list(self._scheduler))
+            return views.blocks(self._scheduler.pool, [*self._scheduler, *self._scheduler.kept])
 
     def status(self) -> EngineStatus:
         with self._lock:
@@ -246,6 +249,7 @@ class Engine:
         self._refuse_inside()
         with self._loaded.turn:
             worked = self._step()
+            worked = self._record() or worked
         if self._closing:
             self._end_all()
         return worked
@@ -257,7 +261,7 @@ class Engine:
             if not self._flights and not self._launch():
                 return False
             flight = self._flights[0]
-            if self._overlap and len(self._flights) == 1:
+            if self._overlap and len(self._flights) == 1 and not self._recorder.pending:
                 self._launch_ahead()
             assert flight.launched is not None, "what could not be launched is not in flight"
             sampled = self._runner.collect(flight.launched, flight.requests)
@@ -271,7 +275,8 @@ class Engine:
                     self._tell_speculation(flight, verdicts, wall)
                     spent = self._clock() - start
                 # What could not be foreseen begins before anybody is told.
-                stopped = self._launch_behind() if self._overlap and not self._flights else None
+                behind = self._overlap and not self._flights and not self._recorder.pending
+                stopped = self._launch_behind() if behind else None
                 with self._critical():
                     self._publish(flight, sampled, verdicts, (spent, wall), ended)
                     self._drop_idle_flight()
@@ -308,6 +313,16 @@ class Engine:
         for live in lives:
             live.begin_step(flight.begun)
         flight.launched = self._runner.launch(plan, flight.requests)
+        return True
+
+    def _record(self) -> bool:
+        """Between two steps: ask drafters behind one token of each request that is over and recorded. False where there is none, or a
+        step is in flight."""
+        if not self._recorder.pending or self._flights or self._closing:
+            return False
+        with self._critical():
+            for request in self._recorder.advance():
+                self._settle(self._live[request.id], self._clock())
         return True
 
     def _launch_ahead(self) -> None:
@@ -386,7 +401,9 @@ class Engine:
         self._host = hostprofile.apply(HostProfile.of(self.config.host_profile))
         while True:
             with self._lock:
-                self._wake.wait_for(lambda: self._closing or not self._scheduler.idle or self._flights)
+                self._wake.wait_for(
+                    lambda: self._closing or not self._scheduler.idle or self._flights or self._recorder.pending
+                )
                 if self._closing:
                     return
             try:
@@ -457,14 +474,18 @@ class Engine:
             live.accept(verdict, round_, step, now)
             self._totals.count_speculation(live.request.params.speculate, step, round_)
         for request in ended:
-            self._settle(self._live[request.id], now)
+            if request in self._scheduler.kept:
+                self._proposer.end(request)
+                self._recorder.add(request)
+            else:
+                self._settle(self._live[request.id], now)
 
     def _fail(self, plan: StepPlan | None, error: BaseException) -> None:
         """End the requests of a step that raised; without a plan the fault is in planning, and every request ends."""
         now = self._clock()
         for request_id in [span.request_id for span in plan.spans] if plan is not None else list(self._live):
             live = self._live.get(request_id)
-            if live is None:
+            if live is None or (plan is not None and live.request in self._recorder):
                 continue
             failure = StepFailed(
                 f"A step failed: {type(error).__name__}: {error}", "The engine goes on with other requests."
@@ -477,6 +498,8 @@ class Engine:
     def _settle(self, live: Live, now: float) -> None:
         """A request is over: forget it and tell its caller."""
         self._proposer.end(live.request)
+        live.drafts = self._recorder.end(live.request)
+        self._scheduler.release(live.request)
         del self._live[live.request.id]
         self._totals.cached_tokens += live.request.cached
         live.finish(self.facts, now)

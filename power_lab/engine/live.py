@@ -14,7 +14,7 @@ from power_lab.engine.request import Finish, Request
 from power_lab.engine.scheduler import Outcome
 from power_lab.engine.speculation.transaction import match
 from power_lab.engine.tokenizer import Tokenizer
-from power_lab.engine.trace import Delta, EngineFacts, OnDelta, OnDone, Round, RunRecord, Step
+from power_lab.engine.trace import Delta, DraftTable, EngineFacts, OnDelta, OnDone, Round, RunRecord, Step
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -44,6 +44,7 @@ class Live:
         self.rounds: list[Round] = []
         self.steps: list[Step] = []
         self.detail = ""
+        self.drafts: dict[str, DraftTable] = {}
         self._tokenizer = tokenizer
         self._decoder = StreamDecoder(tokenizer, request.params.stop)
         self._text: list[str] = []
@@ -139,7 +140,9 @@ class Live:
 
     def _make_record(self, facts: EngineFacts, now: float) -> RunRecord:
         request = self.request
-        output = [token for r in self.rounds for token in r.emitted]  # a step that failed behind its commit has told nothing
+        output = [
+            token for r in self.rounds for token in r.emitted
+        ]  # a step that failed behind its commit has told nothing
         started = self._started if self._started is not None else now
         first = self._first_token if self._first_token is not None else now
         return RunRecord(
@@ -161,6 +164,7 @@ class Live:
             steps=tuple(self.steps),
             engine=facts,
             draft_pieces={token: self._tokenizer.piece(token) for r in self.rounds for token in r.rejected},
+            drafts=self.drafts,
         )
 
 

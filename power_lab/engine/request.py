@@ -13,6 +13,7 @@ from power_lab.errors import ConfigError
 
 Drafting = Literal["off", "auto", "lookup", "ngram", "draft-model", "mtp", "eagle", "dflash", "dflash2", "dspark"]
 Controlling = Literal["cost", "adaptive", "governor", "fixed"]
+Recording = Literal["", "replay"]
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 """Text, token ids, or chat messages ({"role", "content"})."""
 
@@ -48,6 +49,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         controller: what chooses how many of these a round verifies. `cost`: as many as emit the most tokens a second, by what was
             accepted and what steps were measured to cost. `adaptive`: by this request's acceptance alone. `governor`: all or none,
             whichever was measured to be faster. `fixed`: always all. None of them changes a token.
+        record: what is kept beside the trace. `replay`: what each trained drafter or draft model of the engine says behind every token of
+            the output, at most `width` drafts; it is asked for them when the request is over, so the result comes later. The
+            output is then not offered to the prefix cache.
     """
 
     max_tokens: int = 128
@@ -66,6 +70,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     speculate: Drafting = "off"
     width: int = 15
     controller: Controlling = "cost"
+    record: Recording = ""
 
     def __post_init__(self) -> None:
         _check("max_tokens", self.max_tokens, 1, 1 << 24)
@@ -90,6 +95,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         if self.controller not in get_args(Controlling):
             known = ", ".join(get_args(Controlling))
             raise ConfigError("controller", f"{self.controller!r} does not choose widths", f"Use one of {known}.")
+        if self.record not in get_args(Recording):
+            raise ConfigError(
+                "record", f"{self.record!r} is nothing that can be recorded", 'Use "replay", or "" for nothing.'
+            )
         if isinstance(self.stop, str) or not all(isinstance(text, str) for text in self.stop):
             raise ConfigError("stop", f"{self.stop!r} is not a tuple of strings", 'For one string write ("...",).')
         if len(self.stop) > 16 or any(not text or len(text) > 256 for text in self.stop):
@@ -133,6 +142,8 @@ class Request:
         drafts: proposed for the next step, not yet verified.
         resting: rounds to come for which no drafts will be proposed, though it speculates.
         cancelled: set from outside, honoured at the next step boundary.
+        recorded: whether drafters are asked behind each of its tokens once it is over. Its blocks are kept until then, and what drafters
+            have in them is overwritten.
     """
 
     id: int
@@ -151,6 +162,7 @@ class Request:
     resting: int = 0
     preemptions: int = 0
     cancelled: bool = False
+    recorded: bool = False
     finish: Finish | None = None
     error: Exception | None = None
 
@@ -162,6 +174,11 @@ class Request:
     def penalised(self) -> bool:
         """Whether what is drawn depends on the tokens before, beside the logits."""
         return self.params.repetition_penalty != 1.0 or self.params.presence_penalty != 0.0
+
+    @property
+    def shareable(self) -> int:
+        """How many of its tokens, from the first on, the prefix cache may hold; the last one of a prompt is followed by drafts."""
+        return self.prompt_len - 1 if self.recorded else len(self.tokens)
 
     @property
     def foreseeable(self) -> bool:

@@ -4,7 +4,7 @@ There are no phases: each step gives every running request rows so that its comp
 drafts; chunked prefill, prefix hits, verification and resumption after preemption all follow from that one rule.
 
 `plan` may admit and preempt (each of which is complete in itself) and attaches fresh blocks; `abort` gives those back; `commit` alone
-moves lengths, seals blocks and ends requests.
+moves lengths, seals blocks and ends requests. One that is `recorded` keeps its blocks behind its end, until `release`.
 
 A step may be planned while the one before it is still running: each of its requests is then taken as it will be after it, its next token as
 known though its value is not. Such a plan preempts nobody. When a request turns out to have ended, its rows of the later step compute
@@ -92,6 +92,7 @@ class Scheduler:
         self.limits = limits
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
+        self.kept: list[Request] = []  # over, and not yet released
         self.preemptions = 0
         self._root = root
         self._reuse = reuse
@@ -138,6 +139,12 @@ class Scheduler:
         self._drop_blocks(request)
         self._lose(request)
         request.finish, request.error = finish, error
+
+    def release(self, request: Request) -> None:
+        """Give the blocks of a request back that was kept when it ended; of others they are given back already."""
+        if request in self.kept:
+            self.kept.remove(request)
+            self._drop_blocks(request)
 
     def draft_room(self, request: Request) -> int:
         """How many drafts the next step can verify for a request: 0 unless exactly one known token is not computed yet."""
@@ -221,13 +228,16 @@ class Scheduler:
             if outcome.finish is not Finish.ERROR:  # blocks of a failed request are never offered to others
                 self._settle(request, span)
             if outcome.finish is not None:
-                self.end(request, outcome.finish)
+                if request.recorded and outcome.finish is not Finish.ERROR:
+                    self._keep(request, outcome.finish)
+                else:
+                    self.end(request, outcome.finish)
                 ended.append(request)
         return ended
 
     def check(self) -> None:
         """Assert the block invariants and that each table covers exactly its computed tokens and those in flight (between steps)."""
-        self.pool.check([request.blocks for request in self])
+        self.pool.check([request.blocks for request in (*self, *self.kept)])
         for request in self:
             ends = [
                 span.start + span.rows
@@ -239,6 +249,13 @@ class Scheduler:
                 f"request {request.id}: table and length disagree"
             )
             assert request.computed < len(request.tokens), f"request {request.id}: nothing left to compute"
+
+    def _keep(self, request: Request, finish: Finish) -> None:
+        """Take a request out whose blocks are still read, until `release`."""
+        self.running.remove(request)
+        self._lose(request)
+        request.finish = finish
+        self.kept.append(request)
 
     def _awaited(self, plan: StepPlan) -> list[Span]:
         return [span for span, awaited in zip(plan.spans, self.awaited(plan), strict=True) if awaited]
@@ -331,7 +348,7 @@ class Scheduler:
         """Longest run of cached blocks; at least one token is always left to compute."""
         if not self._reuse:
             return []
-        full = (len(request.tokens) - 1) // BLOCK_TOKENS
+        full = min(len(request.tokens) - 1, request.shareable) // BLOCK_TOKENS
         hits: list[int] = []
         for digest in chain(self._root(request.namespace), request.tokens, full, request.hashes)[:full]:
             block = self.pool.lookup(digest)
@@ -379,7 +396,7 @@ class Scheduler:
             keep = blocks_for(request.computed)
             self.pool.release(request.blocks[keep:])
             del request.blocks[keep:]
-        first, full = span.start // BLOCK_TOKENS, request.computed // BLOCK_TOKENS
+        first, full = span.start // BLOCK_TOKENS, min(request.computed, request.shareable) // BLOCK_TOKENS
         if not self._reuse or first >= full:
             return
         start = self._root(request.namespace)

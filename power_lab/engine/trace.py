@@ -120,6 +120,28 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     versions: dict[str, str]
 
 
+class DraftTable(msgspec.Struct, frozen=True, kw_only=True):
+    """What one drafter says behind each token of a finished run (`record="replay"`).
+
+    Attributes:
+        first: how many tokens are known before the first entry; each entry knows one more.
+        width: most drafts that it was asked for; fewer where the request's limit is near.
+        drafts, confidence, notes: of each entry, as in `drafters.Draft`.
+        reads: rows of tokens that the drafter catches up with in one call; 0 where it reads them with the target.
+        calls: (drafts asked for, seconds) of the calls that were for this request alone.
+        cut: why there are fewer entries than the run has tokens to draft behind, or "".
+    """
+
+    first: int
+    width: int
+    drafts: tuple[tuple[int, ...], ...]
+    confidence: tuple[tuple[float, ...], ...]
+    notes: tuple[str, ...]
+    reads: int = 0
+    calls: tuple[tuple[int, float], ...] = ()
+    cut: str = ""
+
+
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that is known of one finished request.
 
@@ -133,6 +155,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
         queue_s: submission to first step; prefill_s: first step to first token; decode_s: first to last token.
         rounds, steps: the trace.
         engine: what ran it.
+        drafts: drafter -> what it says behind each token, where that was recorded (`record="replay"`).
     """
 
     id: int
@@ -153,6 +176,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     steps: tuple[Step, ...]
     engine: EngineFacts
     draft_pieces: dict[int, str] = {}
+    drafts: dict[str, DraftTable] = {}
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True):

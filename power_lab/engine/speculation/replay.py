@@ -2,14 +2,15 @@
 
 Verification is exact, so a run says the same under every setting of speculation, and a window's outcome is known as soon as its drafts
 are: they are accepted while they equal what the run went on to say. So the engine's own scheduler, proposer and `match` go over the
-recorded tokens, which stand where the target's draws would; only the model is left out.
+recorded tokens, which stand where the target's draws would; only the model is left out. A drafter that reads more than tokens is replayed
+from a table of what it says behind each of them: fewer drafts are the beginning of more.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 
@@ -17,14 +18,15 @@ from power_lab.engine.blocks import BlockPool
 from power_lab.engine.config import EngineConfig
 from power_lab.engine.request import Finish, Request, SamplingParams
 from power_lab.engine.scheduler import Limits, Outcome, Scheduler, blocks_for
-from power_lab.engine.speculation.drafters import DraftAsk, make, suffix
+from power_lab.engine.speculation.drafters import Draft, DraftAsk, Drafter, make, suffix
+from power_lab.engine.speculation.drafters.cursor import Cursor
 from power_lab.engine.speculation.transaction import Proposer, match
 from power_lab.engine.speculation.width import Costs
-from power_lab.engine.trace import RunRecord
+from power_lab.engine.trace import DraftTable, RunRecord
 from power_lab.errors import ReplayRefused
 
 FROM_TOKENS = ("off", "lookup", "ngram")
-"""Drafters that need nothing but tokens."""
+"""Drafters that need nothing but tokens; of others a record has to hold what they say (`record="replay"`)."""
 FROM_COUNTS = ("fixed", "adaptive")
 """Controllers whose choices follow from accepted drafts alone; the others weigh measured seconds."""
 NAN = float("nan")
@@ -82,10 +84,7 @@ def check(record: RunRecord, params: SamplingParams) -> None:
     """Raise ReplayRefused, naming what is missing, unless the record can be replayed with that drafter."""
     drafter = params.speculate
     if drafter not in FROM_TOKENS:
-        raise ReplayRefused(
-            f"speculate: {drafter!r} drafts from more than the request's tokens, and a record holds nothing else",
-            f"Use one of {', '.join(FROM_TOKENS)}, or run the request again with {drafter!r}.",
-        )
+        _check_table(record, params)
     if record.finish not in (Finish.STOP, Finish.LENGTH):
         raise ReplayRefused(
             f"finish: the run was ended from outside ({record.finish}), so what it would have said next is not known",
@@ -100,6 +99,23 @@ def check(record: RunRecord, params: SamplingParams) -> None:
         raise ReplayRefused(
             f"rounds[{at}]: 'ngram' drafted here from what earlier requests of the namespace had said, which no record holds",
             "Run the request again with a cache_key of its own, or replay it with 'lookup'.",
+        )
+
+
+def _check_table(record: RunRecord, params: SamplingParams) -> None:
+    drafter, table = params.speculate, record.drafts.get(params.speculate)
+    if table is None:
+        raise ReplayRefused(
+            f"speculate: {drafter!r} drafts from more than the request's tokens, and this record does not hold what it drafts",
+            f'Use one of {", ".join([*FROM_TOKENS, *record.drafts])}, or run the request again with record="replay" on an engine '
+            f"that has {drafter!r}.",
+        )
+    if table.cut:
+        raise ReplayRefused(f"drafts[{drafter!r}]: {table.cut}", 'Run the request again with record="replay".')
+    if params.width > table.width and any(len(drafts) == table.width for drafts in table.drafts):
+        raise ReplayRefused(
+            f"width: {params.width}, but no more than {table.width} drafts were recorded behind a token",
+            f'Run the request again with record="replay" and width={params.width}, or use at most {table.width}.',
         )
 
 
@@ -121,13 +137,42 @@ def _foreign_round(record: RunRecord) -> int | None:
     return None
 
 
+class _Recorded:
+    """A drafter that read more than tokens, as a table of what it says. See `drafters.Drafter`."""
+
+    def __init__(self, name: str, table: DraftTable) -> None:
+        self.name, self._table, self._cursor = name, table, Cursor()
+
+    def begin(self, request_id: int, prompt: Sequence[int], namespace: str) -> None:
+        """It has read nothing."""
+
+    def propose(self, asks: Sequence[DraftAsk]) -> list[Draft]:
+        return [self._draft(ask) for ask in asks]
+
+    def commit(self, request_id: int, emitted: Sequence[int]) -> None:
+        """The next proposal reads these."""
+
+    def end(self, request_id: int) -> None:
+        """It serves one request."""
+
+    def _draft(self, ask: DraftAsk) -> Draft:
+        table, known = self._table, len(ask.tokens)
+        start = self._cursor.settle(ask.tokens)
+        if table.reads and known - start > table.reads:
+            return self._cursor.read(ask, table.reads)
+        at = known - table.first
+        draft = Draft(table.drafts[at][: ask.width], table.confidence[at][: ask.width], table.notes[at])
+        self._cursor.drew(ask, draft)
+        return draft
+
+
 class _Replay:
     """One request in an engine without a model."""
 
     def __init__(self, record: RunRecord, params: SamplingParams, costs: Costs, clock: Callable[[], float]) -> None:
         prompt, first = record.prompt_tokens, record.rounds[0]
         self._known = (*prompt, *record.tokens)
-        self._finish = Finish(record.finish)
+        self._finish, self._tables = Finish(record.finish), record.drafts
         self._request = Request(
             id=record.id,
             prompt_len=len(prompt),
@@ -146,8 +191,16 @@ class _Replay:
         self._scheduler = Scheduler(BlockPool(pages), limits, lambda namespace: b"")
         self._asked = 0.0, False  # seconds of the drafter in this round, whether it was asked
         self._proposer = Proposer(
-            make, clock, record.engine.vocab, step_rows=limits.step_tokens, costs=costs, on_draft=self._on_draft
+            self._drafter,
+            clock,
+            record.engine.vocab,
+            step_rows=limits.step_tokens,
+            costs=costs,
+            on_draft=self._on_draft,
         )
+
+    def _drafter(self, name: str) -> Drafter:
+        return make(name) if name in FROM_TOKENS else _Recorded(name, self._tables[name])
 
     def rounds(self) -> list[ReplayedRound]:
         self._warm()
@@ -228,8 +281,10 @@ class _Replay:
         self._asked = seconds, True
 
     def _draft_s(self) -> float:
-        seconds, asked = self._asked
-        known = self._costs.draft(self._request.params.speculate, 1) if asked else None
+        (seconds, asked), drafter = self._asked, self._request.params.speculate
+        known = self._costs.draft(drafter, 1) if asked else None
+        if known is None and asked and drafter not in FROM_TOKENS:
+            return NAN
         return seconds if known is None else known
 
     def _step_s(self, rows: int, *, first: bool) -> float:

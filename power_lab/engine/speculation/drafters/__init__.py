@@ -41,11 +41,13 @@ class Draft:
         confidence: for each token the probability, as the drafter sees it, that the target says it if it said those before; () where the
             drafter has no opinion.
         note: why there is none, where the drafter can say.
+        later: whether there may be some when it is asked again, as it has not read the request's tokens yet.
     """
 
     tokens: tuple[int, ...] = ()
     confidence: tuple[float, ...] = ()
     note: str = ""
+    later: bool = False
 
 
 class Drafter(Protocol):

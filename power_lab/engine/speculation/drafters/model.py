@@ -27,6 +27,7 @@ from power_lab.engine.request import Request, SamplingParams
 from power_lab.engine.runner import Launched, Runner, Sizes
 from power_lab.engine.scheduler import Limits, blocks_for
 from power_lab.engine.speculation.drafters import Draft, DraftAsk
+from power_lab.engine.speculation.drafters.cursor import Cursor
 
 CHUNK = 256  # rows of a proposal's first step, in which prompts are caught up with: so long may the target's step wait for one
 GREEDY = SamplingParams(seed=0)
@@ -36,32 +37,16 @@ SILENT = "the draft model's logits hold NaN"
 
 
 @dataclass(slots=True, eq=False)
-class Cache:
+class Cache(Cursor):
     """A request's keys and values.
 
     Attributes:
         blocks: where they lie.
-        length: committed tokens that are in, from the first on.
-        tail: drafts that are in behind these; they count as far as they were accepted.
         asked: the last proposal in which the request asked for drafts.
     """
 
     blocks: list[int] = field(default_factory=list)
-    length: int = 0
-    tail: tuple[int, ...] = ()
     asked: int = 0
-
-    def settle(self, tokens: Sequence[int]) -> int:
-        """Move the cursor to where keys and values agree with the committed tokens, and return it.
-
-        The last token is always still to come, as drafts are drawn after it.
-        """
-        for draft, token in zip(self.tail, tokens[self.length : self.length + len(self.tail)], strict=False):
-            if draft != token:
-                break
-            self.length += 1
-        self.length, self.tail = min(self.length, len(tokens) - 1), ()
-        return self.length
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,6 +83,7 @@ class ModelDrafter:
 
     Attributes:
         runner: its own; pool: its KV blocks, once `make_pool` was called.
+        reads: most rows of a proposal's first step.
     """
 
     name = "draft-model"
@@ -113,8 +99,8 @@ class ModelDrafter:
         graphs: bool = True,
     ) -> None:
         # After an accepted window two tokens are missing: all that run at once find room.
-        self._rows = max(min(limits.step_tokens, CHUNK), 2 * limits.max_batch)
-        sizes = Sizes(self._rows, limits.max_batch, limits.max_batch, context)
+        self.reads = max(min(limits.step_tokens, CHUNK), 2 * limits.max_batch)
+        sizes = Sizes(self.reads, limits.max_batch, limits.max_batch, context)
         self.runner = Runner(model, sizes, clock=clock, graph_bytes=graph_bytes, graphs=graphs)
         self._caches: dict[int, Cache] = {}
         self._controls: dict[int, Request] = {}
@@ -146,7 +132,7 @@ class ModelDrafter:
         jobs = [self._job(ask) for ask in sorted(asks, key=lambda ask: ask.request_id) if self._hold(ask)]
         ready, later = self._share(jobs)
         answers = self._draw(ready, later)
-        return [answers.get(ask.request_id, Draft(note=SHORT)) for ask in asks]
+        return [answers.get(ask.request_id, Draft(note=SHORT, later=True)) for ask in asks]
 
     def commit(self, request_id: int, emitted: Sequence[int]) -> None:
         """The next proposal compares for itself what was drafted with what was said."""
@@ -193,7 +179,7 @@ class ModelDrafter:
 
     def _share(self, jobs: Sequence[Job]) -> tuple[list[Job], list[tuple[Job, int]]]:
         """Who draws now, most drafts first, and who only catches up, by so many rows: those that miss least come first."""
-        ready, later, left = [], [], self._rows
+        ready, later, left = [], [], self.reads
         for job in sorted(jobs, key=lambda job: job.missing):
             rows = min(job.missing, left)
             left -= rows
@@ -217,11 +203,9 @@ class ModelDrafter:
         for row, job in enumerate(ready):
             of = [(step.tokens[row], step.logprobs[row].value) for step in sampled[: job.ask.width] if step.logprobs]
             answers[job.ask.request_id] = draft = _draft(of)
-            job.cache.length, job.cache.tail = len(job.ask.tokens), draft.tokens[: job.ask.width - 1]
+            job.cache.drew(job.ask, draft)
         for job, rows in later:
-            job.cache.length += rows
-            note = f"the draft model has read {job.cache.length:,} of {len(job.ask.tokens):,} tokens"
-            answers[job.ask.request_id] = Draft(note=note)
+            answers[job.ask.request_id] = job.cache.read(job.ask, rows)
         return answers
 
     def _launch(self, spans: Sequence[Span]) -> Launched:
