@@ -18,7 +18,8 @@ from power_lab.engine.hostprofile import HostProfile
 from power_lab.engine.models.bind import bind
 from power_lab.engine.models.decoder import Decoder
 from power_lab.engine.models.describe import Described, describe
-from power_lab.engine.models.spec import AttentionSpec, ModelSpec, ModelWeights
+from power_lab.engine.models.probed import probed_shapes
+from power_lab.engine.models.spec import ModelSpec, ModelWeights
 from power_lab.engine.revision import code_digest, versions
 from power_lab.engine.speculation.drafters.binding import check_reach, check_vocabulary
 from power_lab.engine.speculation.drafters.neural import Trained
@@ -31,7 +32,7 @@ from power_lab.engine.weights.checkpoint import Checkpoint, open_checkpoint
 from power_lab.engine.weights.config_json import JsonConfig
 from power_lab.errors import ConfigError
 from power_lab.kernels.ops import BLOCK, Ops
-from power_lab.kernels.probe import AttentionShape, Shapes, probe
+from power_lab.kernels.probe import Shapes, probe
 from power_lab.kernels.quants import QuantType
 from power_lab.kernels.table import select
 from power_lab.models import ModelEntry, Report, ensure
@@ -111,7 +112,9 @@ def load(config: EngineConfig, paths: Paths, progress: Report) -> Loaded:
         weights, fault = _weights(to, checkpoint, described, entry, context, drafter)
         trained, why_draft = _trained(to, described, weights, entry, context)
     if config.mode == "exact":
-        _prove(to, spec, weights)
+        _prove(to, probed_shapes(spec, weights))
+        if trained is not None:
+            _prove(to, trained.shapes)
     draft = _draft(to, tokenizer, spec, context) if names_model(config.draft) else None
     if draft is not None:
         why_draft = f"{draft.name} ({draft.sha256[:8]}) has the target's vocabulary"
@@ -186,7 +189,7 @@ def _draft(to: _Place, target: Tokenizer, target_spec: ModelSpec, context: int) 
         to.progress("draft model file", 1, 1)
         weights, _ = _weights(to, checkpoint, described, entry, context)
     if to.config.mode == "exact":
-        _prove(to, spec, weights)
+        _prove(to, probed_shapes(spec, weights))
     nbytes = sum(weights.bytes_by_type.values())
     return LoadedDraft(Decoder(spec, weights, to.ops, context), entry.name, entry.sha256, nbytes)
 
@@ -256,14 +259,15 @@ def _compilers(
     return Compilers.of(asked)
 
 
-def _prove(to: _Place, spec: ModelSpec, weights: ModelWeights) -> None:
-    """The load-time probe of DESIGN section 1: raises ExactnessError unless rows are independent on this model's own shapes.
+def _prove(to: _Place, shapes: Shapes) -> None:
+    """The load-time probe of DESIGN section 1: raises ExactnessError unless rows are independent on these shapes, a model's own or its
+    drafter's: what that drafts must not depend on who else is drafted for, or recorded rounds could not be replayed.
 
     A pass is remembered per arithmetic digest and set of shapes. A table keeps the weights that it has seen, so the probe, whose
     own are as large as the model's largest, runs on one that is dropped afterwards.
     """
-    shapes = probed_shapes(spec, weights)
-    parts = (to.ops.digest(), sorted(shapes.linears), sorted(shapes.attentions), sorted(shapes.activations))
+    gates = None if shapes.gates is None else sorted(shapes.gates)
+    parts = (to.ops.digest(), sorted(shapes.linears), sorted(shapes.attentions), sorted(shapes.activations), gates)
     key = hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
     proved = to.paths.kernels / "proved" / key
     if proved.exists():
@@ -280,15 +284,6 @@ def _prove(to: _Place, spec: ModelSpec, weights: ModelWeights) -> None:
         proved.touch()
 
 
-def probed_shapes(spec: ModelSpec, weights: ModelWeights) -> Shapes:
-    """What the probe runs for a model."""
-    return Shapes(
-        linears=frozenset((w.type, w.rows, w.cols) for w in weights.matrices()),
-        attentions=frozenset(_attention_shape(layer.attention) for layer in spec.layers),
-        activations=frozenset(layer.activation for layer in spec.layers),
-    )
-
-
 def _rope_reason(spec: ModelSpec, context: int) -> dict[str, str]:
     """Which of two rotary tables runs, where a model has two."""
     for rope in (layer.attention.rope for layer in spec.layers):
@@ -296,11 +291,6 @@ def _rope_reason(spec: ModelSpec, context: int) -> dict[str, str]:
             which, relation = ("long", "exceeds") if rope.within(context) is rope.extended else ("short", "is within")
             return {"rope": f"{which} factors: the context of {context} {relation} {rope.original}"}
     return {}
-
-
-def _attention_shape(a: AttentionSpec) -> AttentionShape:
-    norms = {"": (0, 0), "head": (a.head_dim, a.head_dim), "width": (a.q_width, a.kv_width)}
-    return AttentionShape(a.heads, a.kv_heads, a.head_dim, a.window, a.softcap, norms[a.qk_norm])
 
 
 def _check_pool(kv_tokens: int, token: int) -> None:

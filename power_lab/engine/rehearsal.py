@@ -20,10 +20,10 @@ import numpy as np
 from power_lab.engine.compilers import Asked
 from power_lab.engine.config import EngineConfig
 from power_lab.engine.graphs import coverage_of
-from power_lab.engine.loader import probed_shapes
 from power_lab.engine.models.bind import bind
 from power_lab.engine.models.decoder import Decoder
 from power_lab.engine.models.describe import describe
+from power_lab.engine.models.probed import probed_shapes
 from power_lab.engine.plan import Span, StepPlan
 from power_lab.engine.request import Request, SamplingParams
 from power_lab.engine.runner import Runner, Sizes
@@ -78,7 +78,8 @@ def rehearse(model: Decoder, sizes: Sizes, graphs: bool = True, trained: Trained
     if companion is not None:
         places = row_counts(min(sizes.spans, PLACES), runner.graphs.coverage.rows)
         rehearse_drafts(companion, places, sizes.context)
-    probe(model.ops, probed_shapes(model.spec, model.weights), _unread)
+    for shapes in (probed_shapes(model.spec, model.weights), *([trained.shapes] if trained else [])):
+        probe(model.ops, shapes, _unread)
 
 
 def rehearse_drafts(companion: Companion, places: Sequence[int], context: int) -> None:

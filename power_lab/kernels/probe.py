@@ -28,19 +28,25 @@ class AttentionShape:
     qk_norm: tuple[int, int] = (0, 0)
 
 
+LinearShape = tuple[QuantType, int, int]
+"""Type, N and K of a matrix."""
+
+
 @dataclass(frozen=True, slots=True)
 class Shapes:
     """What a model computes with.
 
     Attributes:
-        linears: (type, N, K) of its matrices.
+        linears: of its matrices.
         attentions: the kinds of its layers.
         activations: of its gates.
+        gates: those of `linears` that are gates; None: any may be.
     """
 
-    linears: frozenset[tuple[QuantType, int, int]]
+    linears: frozenset[LinearShape]
     attentions: frozenset[AttentionShape]
     activations: frozenset[Activation] = frozenset({"silu"})
+    gates: frozenset[LinearShape] | None = None
 
 
 Weigh = Callable[[Ops, QuantType, int, int, np.random.Generator], Weight]
@@ -55,9 +61,10 @@ def probe(ops: Ops, shapes: Shapes, weigh: Weigh | None = None) -> None:
     Raises ExactnessError naming the first kernel and shape that differ. Takes well under a second for small models.
     """
     rng = np.random.default_rng(0)
-    for type, rows, cols in sorted(shapes.linears):
-        weight = (weigh or random_weight)(ops, type, rows, cols, rng)
-        _probe_linear(ops, weight, sorted(shapes.activations), rng)
+    for shape in sorted(shapes.linears):
+        weight = (weigh or random_weight)(ops, *shape, rng)
+        gates = shapes.gates is None or shape in shapes.gates
+        _probe_linear(ops, weight, sorted(shapes.activations) if gates else [], rng)
     for width in sorted({cols for _, _, cols in shapes.linears}):
         _probe_norm(ops, width, rng)
     for shape in sorted(shapes.attentions):

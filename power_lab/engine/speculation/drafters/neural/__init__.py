@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from power_lab.engine.speculation.drafters import Drafter
     from power_lab.kernels.ops import Array, Batch
+    from power_lab.kernels.probe import Shapes
 
 SCRATCH = 1
 """Pages of each place of a batch beyond the pool's: where a block's rows go that reach past their request's own blocks."""
@@ -110,7 +111,7 @@ class Trained(Protocol):
 
     Attributes:
         name, kind, sha256: of the artifact; serves: see `Companion`.
-        nbytes: of its weights.
+        nbytes: of its weights. shapes: what it computes with, for the exactness probe.
     """
 
     name: str
@@ -118,6 +119,7 @@ class Trained(Protocol):
     sha256: str
     serves: tuple[str, ...]
     nbytes: int
+    shapes: Shapes
 
     def companion(self, room: Room) -> Companion:
         """For one engine."""

@@ -18,6 +18,7 @@ from typing import Annotated, Any, Self, TypeVar
 import msgspec
 import numpy as np
 
+from power_lab.engine.models.probed import linear_shape
 from power_lab.engine.models.spec import ModelSpec, ModelWeights
 from power_lab.engine.weights.safetensors import SafeTensorsFile
 from power_lab.engine.weights.source import WeightSource, shown
@@ -25,6 +26,7 @@ from power_lab.engine.weights.strict_json import parse_object
 from power_lab.errors import ConfigError, ModelFileError
 from power_lab.kernels.dequantise import dequantise
 from power_lab.kernels.ops import Array, Ops, Weight
+from power_lab.kernels.probe import LinearShape
 from power_lab.kernels.quants import GEOMETRY, QuantType, row_bytes
 
 SCHEMA = "power-lab.drafter.v1"
@@ -208,16 +210,30 @@ class Target:
 
 
 class Binder:
-    """Takes an artifact's tensors to the target's device and counts their bytes."""
+    """Takes an artifact's tensors to the target's device.
+
+    Attributes:
+        nbytes: of what was taken. linears: shapes of the matrices that are multiplied with activations.
+    """
 
     def __init__(self, artifact: Artifact, ops: Ops) -> None:
         self._artifact, self._ops = artifact, ops
         self.nbytes = 0
+        self.linears: set[LinearShape] = set()
 
     def matrix(self, name: str, rows: int, cols: int) -> Weight:
+        return self.multiplied(self.table(name, rows, cols))
+
+    def table(self, name: str, rows: int, cols: int) -> Weight:
+        """A matrix whose rows are looked up."""
         kind, host = self._artifact.matrix(name, rows, cols)
         self.nbytes += host.nbytes
         return self._ops.weight(kind, rows, cols, host)
+
+    def multiplied(self, weight: Weight) -> Weight:
+        """Note that a matrix, of the artifact or not, is multiplied with activations."""
+        self.linears.add(linear_shape(weight))
+        return weight
 
     def vector(self, name: str, size: int) -> Array:
         kind, host = self._artifact.vector(name, size)
@@ -233,7 +249,9 @@ class Binder:
     def rows(self, name: str, rows: int, cols: int) -> np.ndarray:
         """A matrix as f32 on the host."""
         kind, host = self._artifact.matrix(name, rows, cols)
-        return dequantise(host, kind, cols)
+        values = dequantise(host, kind, cols)
+        self.nbytes += values.nbytes
+        return values
 
     def values(self, name: str, size: int) -> np.ndarray:
         """A vector as f32 on the host."""
@@ -242,7 +260,8 @@ class Binder:
     def split(self, name: str, *sizes: int) -> tuple[Weight, ...]:
         """A vector as matrices of one row."""
         parts = np.split(self.values(name, sum(sizes)), np.cumsum(sizes)[:-1])
-        return tuple(self._ops.weight(QuantType.F32, 1, len(part), part.reshape(1, -1)) for part in parts)
+        weights = (self._ops.weight(QuantType.F32, 1, len(part), part.reshape(1, -1)) for part in parts)
+        return tuple(map(self.multiplied, weights))
 
 
 def converted(path: Path, value: object, kind: type[C], at: str = "") -> C:

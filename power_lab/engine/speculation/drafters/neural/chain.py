@@ -55,7 +55,7 @@ class Saying:
             return cls(head, 0.0, spec.vocab, listed, subset), 0
         if width != spec.width:
             raise refused(artifact.path, f"tensor 'head.weight' is missing, and the target's has {spec.width} columns")
-        head = target.head(ids)
+        head = binder.multiplied(target.head(ids))
         return cls(head, spec.final_softcap, spec.vocab, listed, subset), 0 if ids is None else head.data.nbytes
 
 

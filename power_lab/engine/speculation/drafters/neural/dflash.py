@@ -15,6 +15,7 @@ import numpy as np
 from msgspec import Meta
 
 from power_lab.engine.models.decoder import Decoder, Workspace
+from power_lab.engine.models.probed import drafter_shapes
 from power_lab.engine.models.spec import ModelSpec, ModelWeights
 from power_lab.engine.speculation.drafters import Draft, DraftAsk, Drafter
 from power_lab.engine.speculation.drafters.neural import REACH, Room
@@ -97,7 +98,8 @@ class DFlash:
         artifact.refuse_unused()
         self.draft_ids = None if ids is None else ops.asarray(ids)
         self.subset = None if ids is None else frozenset(ids.tolist())
-        head = target.head(ids)
+        head = binder.multiplied(target.head(ids))
+        self.shapes = drafter_shapes(binder.linears, layers, weights)
         self.nbytes = binder.nbytes + (0 if ids is None else head.data.nbytes)
         own = ModelSpec(
             architecture=self.kind,
@@ -124,7 +126,7 @@ class DFlash:
         heads: dict[str, Head] = {"dflash": Independent(steps)}
         if self.markov is not None:
             heads["dspark"] = MarkovHead(self.markov, steps)
-        return heads
+        return {name: heads[name] for name in self.serves}
 
     def workspace(self, rows: int, sampled: int) -> Workspace:
         return Workspace.make(self.decoder.spec, self.decoder.ops, rows, sampled)
@@ -155,8 +157,8 @@ class DFlashCompanion:
         self._context = ops.empty((room.rows, spec.width), ops.activation)
         self._kv = ops.empty((room.rows, 2 * attention.kv_width), "float32")
         self.steps = BlockSteps(trained, room)
-        heads = trained.heads(self.steps)
-        self._drafters = {name: BlockDrafter(name, self.steps, heads[name]) for name in self.serves}
+        self._heads = trained.heads(self.steps)
+        self._drafters = {name: BlockDrafter(name, self.steps, self._heads[name]) for name in self.serves}
 
     @property
     def page_bytes(self) -> int:
@@ -169,7 +171,8 @@ class DFlashCompanion:
     @property
     def nbytes(self) -> int:
         arrays = (self._features, self._projected, self._context, self._kv)
-        return sum(array.nbytes for array in arrays) + self.steps.nbytes + self._decoder.table_bytes
+        own = sum(part.nbytes for part in (*arrays, *self._heads.values()))
+        return own + self.steps.nbytes + self._decoder.table_bytes
 
     @property
     def graph_nbytes(self) -> int:
@@ -204,6 +207,8 @@ class DFlashCompanion:
 
 class Independent:
     """Each token of a block is drawn by itself."""
+
+    nbytes = 0
 
     def __init__(self, steps: BlockSteps) -> None:
         self._ops, self._trunk = steps.ops, steps.trunk

@@ -161,6 +161,10 @@ class Walk:
         self._none = self._ops.asarray(np.zeros(steps.sampled, np.int32))
         self._mixed = self._ops.empty((steps.sampled, trained.selector.rows), "float32")
 
+    @property
+    def nbytes(self) -> int:
+        return self._none.nbytes + self._mixed.nbytes
+
     def draw(self, on: Drawing, draw: Draw) -> None:
         self._ops.linear(on.hidden, (self._trained.selector,), self._mixed[: on.stairs.sampled])
 

@@ -32,7 +32,7 @@ class Markov:
 
     @classmethod
     def bind(cls, binder: Binder, rank: int, vocab: int, said: int, width: int) -> Self:
-        before, after = binder.matrix("markov_w1.weight", vocab, rank), binder.matrix("markov_w2.weight", said, rank)
+        before, after = binder.table("markov_w1.weight", vocab, rank), binder.matrix("markov_w2.weight", said, rank)
         sure_hidden, sure_before = binder.split("conf.weight", width, rank)
         return cls(before, after, sure_hidden, sure_before, float(binder.values("conf.bias", 1)[0]))
 

@@ -20,6 +20,7 @@ import msgspec
 from msgspec import Meta
 
 from power_lab.engine.models.decoder import ITEMSIZE
+from power_lab.engine.models.probed import drafter_shapes
 from power_lab.engine.models.rope import Rope
 from power_lab.engine.models.spec import AttentionSpec, LayerSpec, LayerWeights, ModelSpec
 from power_lab.engine.speculation.drafters import Drafter
@@ -106,6 +107,7 @@ class Eagle:
         self.saying, nbytes = Saying.of(artifact, target, binder, config.width)
         artifact.refuse_unused()
         self.nbytes = binder.nbytes + nbytes
+        self.shapes = drafter_shapes(binder.linears, specs, (layer.weights for layer in self.layers))
 
     def table(self, spec: LayerSpec) -> Array | None:
         return None if spec.attention.rope is None else self.tables[spec.attention.rope]

@@ -17,6 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from power_lab.engine.models.decoder import ITEMSIZE
+from power_lab.engine.models.probed import drafter_shapes
 from power_lab.engine.speculation.drafters import Drafter
 from power_lab.engine.speculation.drafters.neural import REACH, Room
 from power_lab.engine.speculation.drafters.neural import layers as llama
@@ -78,7 +79,7 @@ class Mtp:
         )
         self.saying, nbytes = Saying.of(artifact, target, binder, spec.width)
         artifact.refuse_unused()
-        self.nbytes = binder.nbytes + nbytes
+        self.nbytes, self.shapes = binder.nbytes + nbytes, drafter_shapes(binder.linears, specs, weights)
 
     def companion(self, room: Room) -> MtpCompanion:
         return MtpCompanion(self, room)

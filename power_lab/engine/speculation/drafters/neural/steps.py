@@ -59,6 +59,11 @@ class Trunk(Protocol):
 class Head(Protocol):
     """Draws the tokens of a launch from its logits."""
 
+    @property
+    def nbytes(self) -> int:
+        """Of arrays of its own."""
+        ...
+
     def draw(self, on: Drawing, draw: Draw) -> None:
         """Fill `on.tokens`."""
         ...
