@@ -1,0 +1,21 @@
+"""What the lesson notebooks stand on: an engine under a microscope, figures of what it saw, and checks of the exercises."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from power_lab.lessons.checks import check
+    from power_lab.lessons.figures import costs_chart, lattice_chart, position_table, slots_chart, window_table
+    from power_lab.lessons.microscope import Microscope
+
+__all__ = ["Microscope", "check", "costs_chart", "lattice_chart", "position_table", "slots_chart", "window_table"]
+
+_HOMES = {"Microscope": "microscope", "check": "checks"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'figures')}"), name)

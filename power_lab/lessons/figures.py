@@ -1,0 +1,249 @@
+"""Figures of the lessons: plain HTML and SVG without scripts, which look the same on a saved page. Each also has a text form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from importlib.resources import files
+
+import numpy as np
+
+from power_lab.lessons.microscope import Row, Window
+from power_lab.run import NO_MATH
+from power_lab.tables import text_table
+from power_lab.widgets.palette import TOKENS, legend, variables
+from power_lab.widgets.text import visible
+
+Piece = Callable[[int], str]
+"""Token id -> its text, such as `Microscope.piece`."""
+
+_OWN = (
+    ".power-lab table.pl-lesson{margin:0;border:0;border-collapse:collapse;font-size:1em;color:inherit}"
+    ".power-lab table.pl-lesson th,.power-lab table.pl-lesson td{padding:4px 12px 4px 0;border:0;text-align:right;font-weight:400;"
+    "vertical-align:baseline;white-space:nowrap;background:none;line-height:1.5}"
+    ".power-lab table.pl-lesson thead th{color:var(--jp-ui-font-color2,inherit);vertical-align:bottom;"
+    "border-bottom:1px solid rgba(128,128,128,.35)}"
+    ".power-lab table.pl-lesson tbody tr:nth-child(n){background:none}"
+    ".power-lab table.pl-lesson .pl-left{text-align:left}"
+    ".power-lab .pl-meter{display:inline-block;height:.75em;margin-right:7px;vertical-align:baseline;border-radius:1px}"
+    ".power-lab .pl-wins{font-weight:700;text-decoration:underline}"
+)
+_WORDS = {"kept": "accepted", "refused": "rejected", "unused": "rejected", "bonus": "bonus"}
+
+
+class Figure:
+    """HTML for a page, text for a terminal."""
+
+    def __init__(self, html: str, text: str) -> None:
+        self.html, self.text = html, text
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def _repr_html_(self) -> str:
+        return f'<div class="power-lab {NO_MATH}"><style>{_style()}</style><div class="pl-body">{self.html}</div></div>'
+
+
+@cache
+def _style() -> str:
+    return variables() + (files("power_lab.widgets") / "static" / "view.css").read_text(encoding="utf-8") + _OWN
+
+
+def window_table(window: Window, piece: Piece) -> Figure:
+    """One round: a row for each row of the verify pass, with what was guessed and what the target drew there."""
+    head = ("position", "guess", "drafter's p", "target's p", "target draws", "so")
+    said = {
+        "kept": "equal: kept",
+        "refused": "different: the target's own stands",
+        "unused": "not looked at",
+        "bonus": "one more for free",
+    }
+    cells, lines = [], []
+    for row in window.rows:
+        draft, own, used = row.draft, row.target.token, row.verdict != "unused"
+        of_drafter = "" if row.drafter is None or draft is None else f"{row.drafter.probability(draft):.3f}"
+        of_target = "" if draft is None else f"{row.target.probability(draft):.3f}"
+        guess = "" if draft is None else _token(piece(draft), _WORDS[row.verdict])
+        drawn = _token(piece(own), _own_kind(row)) if used else "–"
+        cells.append(
+            (str(row.position), guess or "none", of_drafter or "–", of_target or "–", drawn, said[row.verdict])
+        )
+        plain = "" if draft is None else repr(piece(draft))
+        lines.append(
+            (str(row.position), plain, of_drafter, of_target, repr(piece(own)) if used else "", said[row.verdict])
+        )
+    return Figure(_table(head, cells, left=(1, 4, 5)), text_table(lines, head))
+
+
+def position_table(row: Row, piece: Piece, best: int = 6) -> Figure:
+    """One position: the distributions of target and drafter side by side, and the noise that chooses from both."""
+    target, drafter = row.target, row.drafter
+    tokens = sorted(
+        {
+            *target.top(best),
+            target.token,
+            *([] if drafter is None else [*drafter.top(best), drafter.token]),
+            *([] if row.draft is None else [row.draft]),
+        },
+        key=lambda token: -target.probability(token),
+    )
+    noise = target.noise(tokens)
+    noisy = bool(target.temperature)
+    head = ["token", "target's p", *(["drafter's p"] if drafter is not None else [])]
+    head += ["noise", "target's score", *(["drafter's score"] if drafter is not None else [])] if noisy else []
+    cells, lines = [], []
+    for token, luck in zip(tokens, noise, strict=True):
+        sides = [target, *([drafter] if drafter is not None else [])]
+        marks = ["accepted", "correction"]
+        cell, line = [_token(piece(token), "plain")], [repr(piece(token))]
+        for side, mark in zip(sides, marks, strict=False):
+            share, wins = side.probability(token), not noisy and token == side.token
+            cell.append(_meter(share, mark) + _won(f"{share:.3f}", wins))
+            line.append(f"{share:.3f}" + "*" * wins)
+        if noisy:
+            cell.append(f"{luck:+.2f}")
+            line.append(f"{luck:+.2f}")
+            for side in sides:
+                score, wins = side.scores[token] + luck, token == side.token
+                cell.append(_won("never" if np.isinf(score) else f"{score:.2f}", wins))
+                line.append(f"{score:.2f}" + "*" * wins)
+        cells.append(tuple(cell))
+        lines.append(tuple(line))
+    return Figure(_table(head, cells, left=(0, 1, 2) if drafter is not None else (0, 1)), text_table(lines, head))
+
+
+def slots_chart(windows: Sequence[Window], piece: Piece, marks: str = "") -> Figure:
+    """The slots that each round wrote, as cells: what counts before it, what it adds, and what lies behind the cursor."""
+    first = min(window.start for window in windows)
+    last = max(window.start + len(window.rows) for window in windows)
+    head = ("round", "before", *(str(at) for at in range(first, last)), "cursor")
+    known: dict[int, int] = {}
+    cells, lines = [], []
+    for window in windows:
+        inputs = dict(zip(range(window.start, last), (window.anchor, *window.drafts), strict=False))
+        cell, line = [str(window.number), f"{window.start:,}"], [str(window.number), str(window.start)]
+        for at in range(first, last):
+            if at in inputs:
+                good = at < window.committed
+                kind = "plain" if at == window.start else "accepted" if good else "rejected"
+                cell.append(_token(piece(inputs[at]), kind))
+                line.append(piece(inputs[at]).strip() + ("" if good else " ×"))
+                if good:
+                    known[at] = inputs[at]
+            else:
+                cell.append(f'<span class="pl-n">{visible(piece(known[at]))}</span>' if at in known else "")
+                line.append(piece(known[at]).strip() if at in known else "")
+        cells.append((*cell, str(window.committed)))
+        lines.append((*line, str(window.committed)))
+    kinds = {"plain": len(windows), "accepted": sum(w.accepted for w in windows)}
+    kinds["rejected"] = sum(len(w.drafts) - w.accepted for w in windows)
+    return Figure(
+        legend(TOKENS, kinds)
+        + f'<div class="pl-scroll" style="overflow-x:auto" tabindex="0">{_table(head, cells)}</div>'
+        + marks,
+        text_table(lines, head),
+    )
+
+
+def lattice_chart(
+    columns: Sequence[Sequence[str]],
+    unary: Sequence[np.ndarray],
+    pair: Sequence[np.ndarray],
+    alone: Sequence[int],
+    walk: Sequence[int],
+) -> Figure:
+    """Candidates in columns, one a position; between two columns a line for each pair, thick where they go together.
+
+    Args:
+        columns: [P][K] texts of the candidates. unary: P arrays f [K], log-probability of each alone.
+        pair: P - 1 arrays f [K, K], what having `row` before adds to `column`.
+        alone: the best of each column by itself. walk: the path.
+    """
+    wide, high, box, left, top = 210, 46, 116, 8, 26
+    width, height = left + wide * (len(columns) - 1) + box + 8, top + high * max(map(len, columns)) + 6
+    parts = []
+    for at, table in enumerate(pair):
+        for before, after in np.ndindex(table.shape):
+            value, chosen = float(table[before, after]), walk[at] == before and walk[at + 1] == after
+            x0, x1 = left + wide * at + box, left + wide * (at + 1)
+            y0, y1 = (top + high * row + 15 for row in (before, after))
+            line = TOKENS["accepted"].light if chosen else "currentColor"
+            look = f'stroke="{line}" stroke-width="{4 if chosen else max(0.4, min(3.0, 1.2 + value / 2)):.1f}"'
+            shade = 1 if chosen else max(0.08, min(0.6, 0.25 + value / 8))
+            parts.append(
+                f'<line x1="{x0}" y1="{y0}" x2="{x1}" y2="{y1}" {look} stroke-opacity="{shade:.2f}"><title>{value:+.2f}</title></line>'
+            )
+    for at, column in enumerate(columns):
+        x = left + wide * at
+        parts.append(
+            f'<text x="{x}" y="14" font-size="12" fill="currentColor" fill-opacity="0.8">position +{at + 1}</text>'
+        )
+        for row, text in enumerate(column):
+            y, on, first = top + high * row, walk[at] == row, alone[at] == row
+            edge = TOKENS["accepted"].light if on else "currentColor"
+            dash = ' stroke-dasharray="4 3"' if first and not on else ""
+            thick = 3 if on else 2 if first else 1
+            parts.append(
+                f'<g><title>alone: {np.exp(unary[at][row]):.3f}</title><rect x="{x}" y="{y}" width="{box}" height="30" rx="4" '
+                f'fill="{TOKENS["accepted"].light if on else "currentColor"}" fill-opacity="{0.22 if on else 0.05}" '
+                f'stroke="{edge}" stroke-width="{thick}"{dash}/><text x="{x + 8}" y="{y + 20}" font-size="13" fill="currentColor" '
+                f'font-family="monospace">{visible(text)}</text><text x="{x + box - 8}" y="{y + 20}" font-size="11" text-anchor="end" '
+                f'fill="currentColor">{np.exp(unary[at][row]):.2f}</text></g>'
+            )
+    svg = (
+        f'<svg role="img" aria-label="Candidates of each position, and the path through them" width="{width}" height="{height}" '
+        f'viewBox="0 0 {width} {height}" style="max-width:100%;height:auto;display:block">{"".join(parts)}</svg>'
+    )
+    lines = [(f"+{at + 1}", column[alone[at]], column[walk[at]]) for at, column in enumerate(columns)]
+    note = '<p class="pl-note">Dashed: the best of its column alone. Filled, with the thick line: the walk.</p>'
+    return Figure(svg + note, text_table(lines, ("position", "alone", "walk")))
+
+
+def costs_chart(seconds: Mapping[int, float]) -> Figure:
+    """Seconds of a step by its rows, as bars, beside what as many steps of one row would take."""
+    one = seconds[min(seconds)]
+    head = ("rows", "ms", "", "times one row", "ms a row")
+    most = max(seconds.values())
+    cells = [
+        (
+            str(rows),
+            f"{1e3 * took:.1f}",
+            _meter(took / most, "accepted", wide=220),
+            f"{took / one:.2f}",
+            f"{1e3 * took / rows:.1f}",
+        )
+        for rows, took in sorted(seconds.items())
+    ]
+    lines = [(a, b, d, e) for a, b, _, d, e in cells]
+    return Figure(_table(head, cells, left=(2,)), text_table(lines, (*head[:2], *head[3:])))
+
+
+def _own_kind(row: Row) -> str:
+    return {"kept": "accepted", "refused": "correction", "bonus": "bonus"}[row.verdict]
+
+
+def _token(text: str, kind: str) -> str:
+    mark = TOKENS[kind]
+    return f'<{mark.tag} class="pl-{kind} pl-t" style="{mark.inline()}">{visible(text)}</{mark.tag}>'
+
+
+def _meter(share: float, kind: str, wide: int = 90) -> str:
+    colour = f"var(--pl-{kind},{TOKENS[kind].light})"
+    return f'<span class="pl-meter" aria-hidden="true" style="width:{max(1, round(share * wide))}px;background:{colour}"></span>'
+
+
+def _won(text: str, wins: bool) -> str:
+    return f'<b class="pl-wins">{text}</b>' if wins else text
+
+
+def _table(head: Iterable[str], rows: Iterable[Sequence[str]], left: Sequence[int] = ()) -> str:
+    """Cells are HTML; `left` columns are aligned to the left."""
+    plain, aligned = "", ' class="pl-left"'
+
+    def side(at: int) -> str:
+        return aligned if at in left else plain
+
+    top = "".join(f'<th scope="col"{side(at)}>{cell}</th>' for at, cell in enumerate(head))
+    lines = ("".join(f"<td{side(at)}>{cell}</td>" for at, cell in enumerate(row)) for row in rows)
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    return f'<table class="pl-lesson"><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>'
