@@ -8,14 +8,35 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from power_lab.lessons.checks import check
     from power_lab.lessons.figures import costs_chart, lattice_chart, position_table, slots_chart, window_table
+    from power_lab.lessons.lattice import lattice_of
     from power_lab.lessons.microscope import Microscope
+    from power_lab.lessons.ordinary import load_ordinary
 
-__all__ = ["Microscope", "check", "costs_chart", "lattice_chart", "position_table", "slots_chart", "window_table"]
-
-_HOMES = {"Microscope": "microscope", "check": "checks"}
+_HOMES = {
+    "Microscope": "microscope",
+    "check": "checks",
+    "costs_chart": "figures",
+    "lattice_of": "lattice",
+    "lattice_chart": "figures",
+    "load_ordinary": "ordinary",
+    "position_table": "figures",
+    "slots_chart": "figures",
+    "window_table": "figures",
+}
+__all__ = [
+    "Microscope",
+    "check",
+    "costs_chart",
+    "lattice_of",
+    "lattice_chart",
+    "load_ordinary",
+    "position_table",
+    "slots_chart",
+    "window_table",
+]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'figures')}"), name)
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -78,22 +78,15 @@ def window_table(window: Window, piece: Piece) -> Figure:
 def position_table(row: Row, piece: Piece, best: int = 6) -> Figure:
     """One position: the distributions of target and drafter side by side, and the noise that chooses from both."""
     target, drafter = row.target, row.drafter
-    tokens = sorted(
-        {
-            *target.top(best),
-            target.token,
-            *([] if drafter is None else [*drafter.top(best), drafter.token]),
-            *([] if row.draft is None else [row.draft]),
-        },
-        key=lambda token: -target.probability(token),
-    )
+    sides = [target] if drafter is None else [target, drafter]
+    seen = {token for side in sides for token in (*side.top(best), side.token)} | {row.draft}
+    tokens = sorted((token for token in seen if token is not None), key=lambda token: -target.probability(token))
     noise = target.noise(tokens)
     noisy = bool(target.temperature)
     head = ["token", "target's p", *(["drafter's p"] if drafter is not None else [])]
     head += ["noise", "target's score", *(["drafter's score"] if drafter is not None else [])] if noisy else []
     cells, lines = [], []
     for token, luck in zip(tokens, noise, strict=True):
-        sides = [target, *([drafter] if drafter is not None else [])]
         marks = ["accepted", "correction"]
         cell, line = [_token(piece(token), "plain")], [repr(piece(token))]
         for side, mark in zip(sides, marks, strict=False):

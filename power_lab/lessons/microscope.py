@@ -79,7 +79,7 @@ class Row:
     Attributes:
         draft: the token that was guessed for this position, None in the last row, whose draw is the bonus.
         target: the target's draw. drafter: what the drafter drew from, where it has logits.
-        verdict: `kept`, `refused`, `correction`'s row is the refused one's; `unused` behind it; `bonus` in the last row.
+        verdict: `kept`; `refused`, where the target's draw stands; `unused` behind that; `bonus` in the last row.
     """
 
     draft: int | None
@@ -180,7 +180,7 @@ class Microscope:
 
     def next_draw(self, tokens: Sequence[int]) -> Draw:
         """What the target makes of a text given as token ids."""
-        self.start(list(tokens), max_tokens=1, speculate="off").result()
+        self.start([int(token) for token in tokens], max_tokens=1, speculate="off").result()
         return self.windows[-1].rows[-1].target
 
     def piece(self, token: int) -> str:
