@@ -18,7 +18,7 @@ from power_lab.engine.chat import NextPrompt, Turn, next_prompt
 from power_lab.engine.config import EngineConfig, Paths
 from power_lab.engine.flight import Flight
 from power_lab.engine.hostprofile import Change, HostProfile
-from power_lab.engine.interrupts import uninterrupted
+from power_lab.engine.interrupts import Interrupts
 from power_lab.engine.live import Live, Verdict, verify
 from power_lab.engine.loader import Loaded, load
 from power_lab.engine.messages import Options, Tool
@@ -73,6 +73,7 @@ class Engine:
         self._clock = clock
         self._lock = threading.RLock()
         self._wake = threading.Condition(self._lock)
+        self._interrupts = Interrupts()
         self._closing = False
         self._inside: int | None = None  # the thread that moves state and calls callers' functions
         self._live: dict[int, Live] = {}
@@ -81,7 +82,7 @@ class Engine:
         self._runner, self._draft, self._pool = parts.runner, parts.draft, parts.pool
         self._companion, self._resolve = parts.companion, parts.resolve
         self._scheduler, self._costs, self._proposer = parts.scheduler, parts.costs, parts.proposer
-        self._recorder = Recorder(parts.recorded, clock)
+        self._recorder = Recorder(parts.recorded, self.config.max_batch, clock)
         self.context = self._pool.context
         self._overlap = self.config.overlap and self._runner.ops.asynchronous
         self._flights: deque[Flight] = deque()  # at most two: one to collect, one behind it
@@ -247,7 +248,7 @@ class Engine:
         step can simply be run again.
         """
         self._refuse_inside()
-        with self._loaded.turn:
+        with self._loaded.turn, self._interrupts.watching():
             worked = self._step()
             worked = self._record() or worked
         if self._closing:
@@ -266,7 +267,7 @@ class Engine:
             assert flight.launched is not None, "what could not be launched is not in flight"
             sampled = self._runner.collect(flight.launched, flight.requests)
             verdicts = verify(flight.plan, flight.lives, sampled.tokens, self._scheduler.awaited(flight.plan))
-            with uninterrupted():  # what is committed is published, whatever comes between
+            with self._interrupts.held():  # what is committed is published, whatever comes between
                 with self._critical():
                     start = self._clock()
                     ended = self._scheduler.commit(flight.plan, [verdict and verdict[0] for verdict in verdicts])
@@ -415,7 +416,7 @@ class Engine:
     @contextmanager
     def _critical(self) -> Iterator[None]:
         """Where state moves and callers' functions are called: the lock is held, a Ctrl-C waits."""
-        with self._lock, uninterrupted():
+        with self._lock, self._interrupts.held():
             self._inside = threading.get_ident()
             try:
                 yield

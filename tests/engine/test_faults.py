@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from power_lab.engine.engine import Engine, Ticket
+from power_lab.engine.interrupts import Interrupts
 from power_lab.engine.request import SamplingParams
 from power_lab.engine.speculation.drafters import DraftAsk
 from power_lab.kernels.ops import Ops
@@ -184,19 +185,71 @@ def test_a_bad_drafter_costs_its_drafts_only(numba_ops: Callable[[int], Ops]) ->
     assert "bad failed: AttributeError" in record.rounds[1].note
 
 
+@pytest.mark.parametrize("watched", [False, True])
 @pytest.mark.parametrize(("handler", "code"), [("SIG_DFL", -signal.SIGINT), ("SIG_IGN", 0), ("default_int_handler", 7)])
-def test_an_interrupt_that_was_held_back_is_delivered(handler: str, code: int) -> None:
+def test_an_interrupt_that_was_held_back_is_delivered(handler: str, code: int, watched: bool) -> None:
     script = (
-        "import signal, sys; from power_lab.engine.interrupts import uninterrupted\n"
+        "import contextlib, signal, sys; from power_lab.engine.interrupts import Interrupts\n"
         f"signal.signal(signal.SIGINT, signal.{handler})\n"
+        "interrupts = Interrupts()\n"
         "try:\n"
-        "    with uninterrupted():\n"
-        "        signal.raise_signal(signal.SIGINT); print('inside', flush=True)\n"
+        f"    with interrupts.watching() if {watched} else contextlib.nullcontext():\n"
+        "        with interrupts.held(), interrupts.held():\n"
+        "            signal.raise_signal(signal.SIGINT); print('inside', flush=True)\n"
+        "        print('behind', flush=True)\n"
         "except KeyboardInterrupt:\n"
+        f"    assert signal.getsignal(signal.SIGINT) is signal.{handler}\n"
         "    sys.exit(7)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert (done.stdout, done.returncode) == ("inside\n", code)
+    assert (done.stdout, done.returncode) == ("inside\n" + "behind\n" * (code == 0), code)
+
+
+def test_an_interrupt_between_sections_is_delivered_at_once() -> None:
+    interrupts = Interrupts()
+    before = signal.getsignal(signal.SIGINT)
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt), interrupts.watching():
+            with interrupts.held():
+                pass
+            signal.raise_signal(signal.SIGINT)
+            raise AssertionError("not delivered")
+        assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_interrupts_at_any_line_of_a_section_leave_the_handler_as_it_was() -> None:
+    """Signals that come while handlers are being changed, too."""
+    interrupts, before = Interrupts(), signal.getsignal(signal.SIGINT)
+    own = sys.modules[Interrupts.__module__].__file__
+
+    def fire_at(count: int) -> bool:
+        lines = 0
+
+        def trace(frame: Any, event: str, _: Any) -> Any:
+            nonlocal lines
+            if frame.f_code.co_filename == own and event == "line":
+                lines += 1
+                if lines == count:
+                    signal.raise_signal(signal.SIGINT)
+            return trace if frame.f_code.co_filename == own or frame.f_code.co_name == "run" else None
+
+        def run() -> None:
+            with interrupts.watching(), interrupts.held(), interrupts.held():
+                pass
+
+        sys.settrace(trace)
+        try:
+            run()
+        except KeyboardInterrupt:
+            return True
+        finally:
+            sys.settrace(None)
+        return False
+
+    assert sum(fire_at(count) for count in range(1, 60)) > 15
+    with interrupts.held():  # a signal in just the line that gives the handler back leaves it until the next time
+        assert signal.getsignal(signal.SIGINT) == interrupts._arrived
+    assert signal.getsignal(signal.SIGINT) is before and not interrupts._sections
 
 
 def test_logits_that_are_not_finite_cost_their_own_request_only(numba_ops: Callable[[int], Ops]) -> None:
