@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from power_lab.lessons.checks import check
+    from power_lab.lessons.explorer import explore
     from power_lab.lessons.figures import costs_chart, lattice_chart, position_table, slots_chart, window_table
     from power_lab.lessons.lattice import lattice_of
     from power_lab.lessons.microscope import Microscope
@@ -16,6 +17,7 @@ _HOMES = {
     "Microscope": "microscope",
     "check": "checks",
     "costs_chart": "figures",
+    "explore": "explorer",
     "lattice_of": "lattice",
     "lattice_chart": "figures",
     "load_ordinary": "ordinary",
@@ -27,8 +29,9 @@ __all__ = [
     "Microscope",
     "check",
     "costs_chart",
-    "lattice_of",
+    "explore",
     "lattice_chart",
+    "lattice_of",
     "load_ordinary",
     "position_table",
     "slots_chart",

@@ -72,7 +72,7 @@ def window_table(window: Window, piece: Piece) -> Figure:
         lines.append(
             (str(row.position), plain, of_drafter, of_target, repr(piece(own)) if used else "", said[row.verdict])
         )
-    return Figure(_table(head, cells, left=(1, 4, 5)), text_table(lines, head))
+    return Figure(table(head, cells, left=(1, 4, 5)), text_table(lines, head))
 
 
 def position_table(row: Row, piece: Piece, best: int = 6) -> Figure:
@@ -91,7 +91,7 @@ def position_table(row: Row, piece: Piece, best: int = 6) -> Figure:
         cell, line = [_token(piece(token), "plain")], [repr(piece(token))]
         for side, mark in zip(sides, marks, strict=False):
             share, wins = side.probability(token), not noisy and token == side.token
-            cell.append(_meter(share, mark) + _won(f"{share:.3f}", wins))
+            cell.append(meter(share, mark) + _won(f"{share:.3f}", wins))
             line.append(f"{share:.3f}" + "*" * wins)
         if noisy:
             cell.append(f"{luck:+.2f}")
@@ -102,10 +102,10 @@ def position_table(row: Row, piece: Piece, best: int = 6) -> Figure:
                 line.append(f"{score:.2f}" + "*" * wins)
         cells.append(tuple(cell))
         lines.append(tuple(line))
-    return Figure(_table(head, cells, left=(0, 1, 2) if drafter is not None else (0, 1)), text_table(lines, head))
+    return Figure(table(head, cells, left=(0, 1, 2) if drafter is not None else (0, 1)), text_table(lines, head))
 
 
-def slots_chart(windows: Sequence[Window], piece: Piece, marks: str = "") -> Figure:
+def slots_chart(windows: Sequence[Window], piece: Piece) -> Figure:
     """The slots that each round wrote, as cells: what counts before it, what it adds, and what lies behind the cursor."""
     first = min(window.start for window in windows)
     last = max(window.start + len(window.rows) for window in windows)
@@ -132,8 +132,7 @@ def slots_chart(windows: Sequence[Window], piece: Piece, marks: str = "") -> Fig
     kinds["rejected"] = sum(len(w.drafts) - w.accepted for w in windows)
     return Figure(
         legend(TOKENS, kinds)
-        + f'<div class="pl-scroll" style="overflow-x:auto" tabindex="0">{_table(head, cells)}</div>'
-        + marks,
+        + f'<div class="pl-scroll" style="overflow-x:auto" tabindex="0">{table(head, cells)}</div>',
         text_table(lines, head),
     )
 
@@ -155,9 +154,9 @@ def lattice_chart(
     wide, high, box, left, top = 210, 46, 116, 8, 26
     width, height = left + wide * (len(columns) - 1) + box + 8, top + high * max(map(len, columns)) + 6
     parts = []
-    for at, table in enumerate(pair):
-        for before, after in np.ndindex(table.shape):
-            value, chosen = float(table[before, after]), walk[at] == before and walk[at + 1] == after
+    for at, pairs in enumerate(pair):
+        for before, after in np.ndindex(pairs.shape):
+            value, chosen = float(pairs[before, after]), walk[at] == before and walk[at + 1] == after
             x0, x1 = left + wide * at + box, left + wide * (at + 1)
             y0, y1 = (top + high * row + 15 for row in (before, after))
             line = TOKENS["accepted"].light if chosen else "currentColor"
@@ -201,14 +200,14 @@ def costs_chart(seconds: Mapping[int, float]) -> Figure:
         (
             str(rows),
             f"{1e3 * took:.1f}",
-            _meter(took / most, "accepted", wide=220),
+            meter(took / most, "accepted", wide=220),
             f"{took / one:.2f}",
             f"{1e3 * took / rows:.1f}",
         )
         for rows, took in sorted(seconds.items())
     ]
     lines = [(a, b, d, e) for a, b, _, d, e in cells]
-    return Figure(_table(head, cells, left=(2,)), text_table(lines, (*head[:2], *head[3:])))
+    return Figure(table(head, cells, left=(2,)), text_table(lines, (*head[:2], *head[3:])))
 
 
 def _own_kind(row: Row) -> str:
@@ -220,7 +219,7 @@ def _token(text: str, kind: str) -> str:
     return f'<{mark.tag} class="pl-{kind} pl-t" style="{mark.inline()}">{visible(text)}</{mark.tag}>'
 
 
-def _meter(share: float, kind: str, wide: int = 90) -> str:
+def meter(share: float, kind: str, wide: int = 90) -> str:
     colour = f"var(--pl-{kind},{TOKENS[kind].light})"
     return f'<span class="pl-meter" aria-hidden="true" style="width:{max(1, round(share * wide))}px;background:{colour}"></span>'
 
@@ -229,7 +228,7 @@ def _won(text: str, wins: bool) -> str:
     return f'<b class="pl-wins">{text}</b>' if wins else text
 
 
-def _table(head: Iterable[str], rows: Iterable[Sequence[str]], left: Sequence[int] = ()) -> str:
+def table(head: Iterable[str], rows: Iterable[Sequence[str]], left: Sequence[int] = ()) -> str:
     """Cells are HTML; `left` columns are aligned to the left."""
     plain, aligned = "", ' class="pl-left"'
 

@@ -137,7 +137,7 @@ class Microscope:
 
     Args:
         model, settings: as for `lab.load`. paths: this user's directories.
-        loaded: a model that is in memory already.
+        loaded: a model that is in memory already, such as `load_ordinary()`. It ends with this.
 
     Attributes:
         engine: the engine; nothing moves unless it is stepped. windows: the rounds of the latest request.
@@ -151,9 +151,8 @@ class Microscope:
     ) -> None:
         config = EngineConfig.of({"model": model, **settings})
         self._loaded = loaded or load(config, paths or Paths.default(), lambda *_: None)
-        self._owned = loaded is None
         self._seen = _Seen()
-        self._interrupting = False
+        self._interrupting = self._closed = False
         self.windows: list[Window] = []
         ops = self._loaded.model.ops
         self._sample, self._ops = ops.sample, ops
@@ -193,8 +192,14 @@ class Microscope:
 
     def close(self) -> None:
         """End the engine and give its memory back."""
-        self._ops.sample = self._sample
+        if self._closed:
+            return
+        self._closed = True
         self.engine.close()
+        self._loaded.model.release()
+        if self._loaded.trained is not None:
+            self._loaded.trained.release()
+        self._ops.close()
 
     def __enter__(self) -> Self:
         return self
