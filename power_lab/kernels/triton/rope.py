@@ -134,7 +134,9 @@ def rope_write(
     half_block, rest = triton.next_power_of_2(half), dim - 2 * half
     wide = norms is not None and norms[0 if q_heads else 1].shape[0] != dim
     most = triton.next_power_of_2(max(q_heads, kv_heads))
-    heads = most if wide else min(most, max(PAIRS // half_block, 1))
+    heads = most if wide else max(PAIRS // half_block, 1)
+    if norms is None:  # else a norm's sum would be made in another order with keys alone than with queries beside them
+        heads = min(most, heads)
     q_norm, k_norm = (None, None) if norms is None else norms
     grid = (qkv.shape[0], triton.cdiv(q_heads, heads) + triton.cdiv(kv_heads, heads))
     _rope_write[grid](
