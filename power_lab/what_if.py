@@ -14,7 +14,7 @@ import msgspec
 
 from power_lab.engine.request import SamplingParams
 from power_lab.engine.speculation.recorded import RecordedCosts
-from power_lab.engine.speculation.replay import FROM_COUNTS, NAN, ReplayedRound, replay
+from power_lab.engine.speculation.replay import FROM_COUNTS, FROM_TOKENS, NAN, ReplayedRound, replay
 from power_lab.engine.trace import RunRecord
 from power_lab.errors import ConfigError, ReplayRefused
 from power_lab.evidence.dataset import check
@@ -39,7 +39,7 @@ class WhatIf:
     Attributes:
         settings: `speculate`, `width` and other settings of speculation, as they would have been.
         rounds: what each round would have drafted and emitted, and what it costs. Exact for the request alone, but for `caveats`.
-        draft_source: `recorded` (median of the runs that costs were taken from), `measured in this replay`, or `no drafts`.
+        draft_source: `recorded` (median of the runs that costs were taken from), `measured in this replay`, `not measured`, or `no drafts`.
         caveats: what may keep a real run from being this one.
     """
 
@@ -116,7 +116,9 @@ class WhatIf:
         if len(self.rounds) == 1:
             return "The output ends in the first round."
         if not self.unmeasured:
-            return ""
+            drafter = self.settings["speculate"]
+            alone = f"No draft of {drafter!r} was measured. Pass runs in which it drafted for one request alone as costs_from."
+            return alone if any(math.isnan(entry.draft_s) for entry in self.rounds) else ""
         rows, rounds = ", ".join(map(str, self.unmeasured)), sum(self.unmeasured.values())
         return (
             f"No step of {rows} rows was measured, which {count(rounds, 'round')} of {len(self.rounds)} would have been. "
@@ -183,12 +185,10 @@ def what_if(
     wanted = sampling(asked)
     params = msgspec.structs.replace(_params(record), **{key: getattr(wanted, key) for key in asked})
     rounds = replay(record, params, costs)
-    known = costs.draft(params.speculate, 1) is not None
-    asked_any = any(entry.asked for entry in rounds)
     return WhatIf(
         settings={key: getattr(params, key) for key in given},
         rounds=rounds,
-        draft_source="no drafts" if not asked_any else "recorded" if known else "measured in this replay",
+        draft_source=_draft_source(rounds, params.speculate, costs),
         caveats=_caveats(record, params),
     )
 
@@ -235,6 +235,14 @@ def sweep(
     data: dict[str, Any] = {name: (dims, values, {"units": units[name]}) for name, values in numbers.items()}
     data["accepted_length"] = ((*dims, "length"), lengths, {"units": "1", "long_name": "rounds by accepted drafts"})
     return xarray.Dataset(data, {"drafter": list(speculate), "width": list(widths), "length": range(max(widths) + 1)})
+
+
+def _draft_source(rounds: Sequence[ReplayedRound], drafter: str, costs: RecordedCosts) -> str:
+    if not any(entry.asked for entry in rounds):
+        return "no drafts"
+    if costs.draft(drafter, 1) is not None:
+        return "recorded"
+    return "measured in this replay" if drafter in FROM_TOKENS else "not measured"
 
 
 def _params(record: RunRecord) -> SamplingParams:

@@ -14,9 +14,8 @@ from power_lab.engine.loader import Loaded
 from power_lab.engine.memory import PoolPlan
 from power_lab.engine.runner import Observer, Runner, Sizes
 from power_lab.engine.scheduler import Limits, Scheduler
-from power_lab.engine.speculation.drafters import Drafter
+from power_lab.engine.speculation.drafters import Drafter, resolve
 from power_lab.engine.speculation.drafters import make as make_drafter
-from power_lab.engine.speculation.drafters import resolve
 from power_lab.engine.speculation.drafters.model import ModelDrafter
 from power_lab.engine.speculation.drafters.neural import Companion, Room
 from power_lab.engine.speculation.drafters.neural.choice import remedy

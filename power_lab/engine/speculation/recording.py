@@ -1,8 +1,8 @@
 """What a replay needs of drafters that read more than tokens: what each says behind every token of a request that is over.
 
 They are asked between the engine's steps, behind one token of each such request a time, so that others are not held up for long. The last
-token comes first: what a drafter keeps of its own drafts goes to the slots behind the tokens that are known, over what it had of the output's
-next ones, and the tokens before are all that is still to be asked behind. For this the request has kept its blocks, and shares none of those.
+token comes first: what a drafter keeps of its own drafts goes to the slots behind the tokens that are known, over what it had of the
+output's next ones, and only those before are still to be asked behind. For this the request has kept its blocks, and shares none of these.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from power_lab.engine.speculation.drafters import Draft, DraftAsk, Drafter
 from power_lab.engine.trace import DraftTable
 
 CUT = "the request was cancelled or ran out of time, or the engine was closed, before all was recorded"
-STUCK = "the drafter did not get to read the request's tokens"
+STUCK = "the drafter did not get to read the request's tokens, as others took its memory"
+PATIENCE = 4096  # calls beyond one for each token in which a drafter may go on reading
 
 
 @dataclass(slots=True, eq=False)
@@ -82,7 +83,7 @@ class _Recording:
             part.answers.append(draft)
             return
         part.waits += 1
-        if part.waits > len(self.request.tokens):
+        if part.waits > PATIENCE + len(self.request.tokens):
             part.cut = STUCK
 
     def advance(self) -> None:
@@ -100,11 +101,12 @@ class Recorder:
 
     Args:
         drafters: that read more than tokens, by name; all of them are asked, whatever the request itself used.
-        clock: monotonic seconds.
+        batch: most requests of one call. clock: monotonic seconds.
     """
 
-    def __init__(self, drafters: Mapping[str, Drafter], clock: Callable[[], float]) -> None:
+    def __init__(self, drafters: Mapping[str, Drafter], batch: int, clock: Callable[[], float]) -> None:
         self._drafters = dict(drafters)
+        self._batch = batch
         self._clock = clock
         self._recordings: dict[int, _Recording] = {}
 
@@ -131,10 +133,8 @@ class Recorder:
 
     def advance(self) -> list[Request]:
         """Ask behind one token of each request, and return those that are done. They are to be ended."""
-        over = [
-            one.request for one in self._recordings.values() if one.done or one.request.cancelled or self._late(one)
-        ]
-        going = [one for one in self._recordings.values() if one.request not in over]
+        over = [one.request for one in self._recordings.values() if self._over(one)]
+        going = [one for one in self._recordings.values() if one.request not in over][: self._batch]
         for name in self._drafters:
             self._ask([(one, part) for one in going for wanted, part in one.missing() if wanted == name])
         for one in going:
@@ -151,8 +151,10 @@ class Recorder:
                 part.drafter.end(request.id)
         return recording.tables()
 
-    def _late(self, one: _Recording) -> bool:
-        return one.request.deadline is not None and self._clock() >= one.request.deadline
+    def _over(self, one: _Recording) -> bool:
+        request = one.request
+        late = request.deadline is not None and self._clock() >= request.deadline
+        return one.done or request.cancelled or late
 
     def _ask(self, wanted: Sequence[tuple[_Recording, _Part]]) -> None:
         """One call of one drafter. Where it fails, its part of these recordings ends."""

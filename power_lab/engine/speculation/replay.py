@@ -16,6 +16,7 @@ from itertools import count
 
 from power_lab.engine.blocks import BlockPool
 from power_lab.engine.config import EngineConfig
+from power_lab.engine.plan import Span
 from power_lab.engine.request import Finish, Request, SamplingParams
 from power_lab.engine.scheduler import Limits, Outcome, Scheduler, blocks_for
 from power_lab.engine.speculation.drafters import Draft, DraftAsk, Drafter, make, suffix
@@ -41,7 +42,8 @@ class ReplayedRound:
         drafted, accepted, emitted: as in `trace.Round`.
         rows: rows of the step.
         asked: whether a drafter was asked.
-        draft_s: seconds of drafting: as the costs say, else as this replay took; 0 where no drafter was asked.
+        draft_s: seconds of drafting: as the costs say, else as this replay took, or NaN where it looked drafts up in the record; 0 where no
+            drafter was asked.
         step_s: seconds of the step as the costs say, NaN where they do not. The first round is the prompt's and costs what it did.
         note, width, why: as in `trace.Round`.
     """
@@ -244,7 +246,7 @@ class _Replay:
         if not span.sampled:
             return None
         if proposal is not None and proposal.width >= 0:
-            self._observe(request, span.drafts, outcome.accepted, draft_s + step_s)
+            self._observe(request, span, outcome.accepted, draft_s, step_s)
         return ReplayedRound(
             start=start,
             drafted=drafted,
@@ -268,14 +270,15 @@ class _Replay:
             lambda token: self._finish if next(said) == end else None,
         )
 
-    def _observe(self, request: Request, drafted: int, accepted: int, seconds: float) -> None:
+    def _observe(self, request: Request, span: Span, accepted: int, draft_s: float, step_s: float) -> None:
         controller = request.params.controller
-        if controller == "governor" and math.isnan(seconds):
+        if controller == "governor" and math.isnan(draft_s + step_s):
+            what = f"step of {span.rows} rows" if math.isnan(step_s) else f"draft of {request.params.speculate!r}"
             raise ReplayRefused(
-                f"controller: {controller!r} weighs the seconds of each round, and no step of {drafted + 1} rows was measured",
-                "Pass runs that had such steps as costs_from.",
+                f"controller: {controller!r} weighs the seconds of each round, and no {what} was measured",
+                "Pass runs that had such steps and drafts as costs_from.",
             )
-        self._proposer.observe(request, drafted, accepted, seconds)
+        self._proposer.observe(request, span.drafts, accepted, draft_s + step_s)
 
     def _on_draft(self, drafter: str, requests: int, seconds: float) -> None:
         self._asked = seconds, True

@@ -14,11 +14,12 @@ from power_lab.engine.request import SamplingParams
 from power_lab.engine.speculation.recorded import RecordedCosts
 from power_lab.engine.speculation.replay import FROM_TOKENS, replay
 from power_lab.engine.trace import RunRecord
-from tests import drafting, tiny
+from power_lab.errors import ConfigError, ReplayRefused
+from tests import drafters, drafting, tiny
 from tests.engine.speculation.test_replay import figures, prompt_of
 
 SHAPE = tiny.Shape(layers=2, seed=2)
-FEW = {token: 12.0 for token in range(65, 77)}  # favoured tokens: some drafts are right
+FEW = dict.fromkeys(range(65, 77), 12.0)  # favoured tokens: some drafts are right
 READERS = tuple(name for name in drafting.DRAFTERS if name not in FROM_TOKENS)
 SAMPLINGS: dict[str, dict[str, Any]] = {
     "greedy": {"repetition_penalty": 1.05},
@@ -62,3 +63,197 @@ def test_a_replay_of_every_drafter_is_what_a_real_run_does(drafter: str, samplin
         same(recorded, real, params)
         accepted += sum(entry.accepted for entry in real.rounds)
     assert accepted, "windows that are all refused would prove little"
+
+
+VARIANTS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "blocks that see all of themselves": ("dflash", lambda ops: drafters.block_drafter(SHAPE, ops, causal=False)),
+    "filters over whole blocks": (
+        "dflash2",
+        lambda ops: drafters.block_drafter(SHAPE, ops, causal=False, **drafters.FILTERS),
+    ),
+    "blocks whose anchor drafts": ("dflash", lambda ops: drafters.block_drafter(SHAPE, ops, from_anchor=True)),
+    "windows": ("dspark", lambda ops: drafters.block_drafter(SHAPE, ops, markov_rank=8, window=9)),
+    "several heads": ("mtp", lambda ops: drafters.mtp_drafter(SHAPE, ops, layers=3, normed_chain=True)),
+    "two names": ("dflash", lambda ops: drafters.block_drafter(SHAPE, ops, markov_rank=8)),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_drafters_of_other_kinds(variant: str, numba_ops: Ops) -> None:
+    """Behind a prompt whose last token is in a step of its own, at the widths of one run that used the drafter itself."""
+    drafter, made = VARIANTS[variant]
+    loaded, prompt = made(numba_ops(1)), prompt_of(6, 129)
+    asked: dict[str, Any] = {"speculate": drafter, "record": "replay"}
+    recorded = known(drafters.engine(loaded, **OPTIONS).generate(prompt, params_of("sampled", **asked)))
+    assert set(recorded.drafts) == set(loaded.trained.serves)  # type: ignore[union-attr]
+    for name in recorded.drafts:
+        for width in (2, 6, 15):
+            params = params_of("sampled", speculate=name, width=width)
+            real = drafters.engine(loaded, **OPTIONS).generate(prompt, params)
+            same(recorded, real, params)
+
+
+@pytest.mark.parametrize("prompt", [63, 64, 200, 300])
+def test_a_draft_model_that_reads_a_long_prompt_first(prompt: int, numba_ops: Ops) -> None:
+    ops, params = numba_ops(1), params_of("greedy", speculate="draft-model", width=4)
+    recorded = known(engine_of("draft-model", ops).generate(prompt_of(8, prompt), params_of("greedy", record="replay")))
+    real = engine_of("draft-model", ops).generate(prompt_of(8, prompt), params)
+    assert any("has read" in entry.note for entry in real.rounds) == (prompt > 63)
+    same(recorded, real, params)
+
+
+# --- among others -----------------------------------------------------------------------------------------------------------------
+
+
+def crowd(engine: Engine, drafter: str, record: bool) -> list[RunRecord]:
+    """Seven requests of every sort that come one after another; every third one may be recorded."""
+    tickets = []
+    for at in range(7):
+        speculate = (drafter, "off", "lookup")[at // 3 % 3]
+        asked: dict[str, Any] = {"speculate": speculate, "max_tokens": 40 + 9 * at, "width": 1 + at}
+        recording = "replay" if record and at % 3 == 0 else ""
+        params = params_of("sampled" if at % 2 else "greedy", record=recording, **asked)
+        tickets.append(engine.submit(prompt_of(at % 4, 40 + 30 * (at % 4)), params))
+        for _ in range(3):
+            engine.step()
+            engine.check()
+    records = [ticket.result() for ticket in tickets]
+    engine.check()
+    return records
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("drafter", READERS)
+def test_neighbours_are_as_they_were(drafter: str, late: bool, numba_ops: Ops, behind: Callable[[Any], Any]) -> None:
+    """Whatever runs beside it, shares its prefix, or preempts it: what is recorded and what is said are the same. So are the drafts of
+    requests that find the prefix of a recorded one in the cache."""
+    ops = behind(numba_ops(1)) if late else numba_ops(1)
+    crowded: dict[str, Any] = {"kv_tokens": 320, "max_batch": 3, "context": 256}
+    engine = engine_of(drafter, ops, **crowded)
+    records, plain = crowd(engine, drafter, True), crowd(engine_of(drafter, ops, **crowded), drafter, False)
+    assert [record.tokens for record in records] == [record.tokens for record in plain]
+    assert any(record.preemptions for record in records)
+    assert [bool(record.drafts) for record in records] == [at % 3 == 0 for at in range(7)]
+    assert not engine._recorder.pending and not engine._scheduler.kept
+    for record in records[::3]:
+        assert record.drafts[drafter].cut == ""
+        params = msgspec.convert(record.params, SamplingParams, strict=False)
+        alone = engine_of(drafter, ops).generate(record.prompt_tokens, params)
+        assert tables(alone) == tables(record)
+    question = prompt_of(7, 130)
+    first = engine.generate(question, params_of("greedy", record="replay"))
+    again = params_of("greedy", speculate=drafter, width=9)
+    warm, cold = engine.generate(question, again), engine_of(drafter, ops).generate(question, again)
+    assert first.tokens == warm.tokens
+    assert warm.cached == 128, "two blocks of the prompt, none of the output's"
+    assert [(r.drafted, r.emitted) for r in warm.rounds] == [(r.drafted, r.emitted) for r in cold.rounds]
+
+
+def tables(record: RunRecord) -> dict[str, Any]:
+    """Without times."""
+    return {name: msgspec.structs.replace(table, calls=()) for name, table in record.drafts.items()}
+
+
+def test_others_step_on_while_a_request_is_recorded(numba_ops: Ops) -> None:
+    engine = engine_of("mtp", numba_ops(1))
+    recorded = engine.submit(prompt_of(1, 30), params_of("greedy", record="replay", max_tokens=40))
+    other = engine.submit(prompt_of(2, 30), params_of("greedy", max_tokens=120))
+    while not engine._recorder.pending:
+        engine.step()
+    said = other._live.request.emitted
+    for _ in range(20):
+        engine.step()
+    assert other._live.request.emitted == said + 20
+    assert not recorded._live.done.is_set()
+    assert other.result().drafts == {}
+    assert recorded.result().drafts["mtp"].cut == ""
+
+
+# --- where it ends early, or is not asked for -------------------------------------------------------------------------------------
+
+
+def recording(engine: Engine, steps: int = 3, **options: Any) -> Any:
+    """A request that is over and in the middle of being recorded."""
+    ticket = engine.submit(prompt_of(1, 30), params_of("greedy", record="replay", max_tokens=40), **options)
+    while not engine._recorder.pending:
+        engine.step()
+    for _ in range(steps):
+        engine.step()
+    assert not ticket._live.done.is_set()
+    return ticket
+
+
+@pytest.mark.parametrize("how", ["cancel", "deadline", "close"])
+@pytest.mark.parametrize("drafter", READERS)
+def test_a_recording_that_is_cut_off_says_so(drafter: str, how: str, numba_ops: Ops) -> None:
+    now = 0.0
+    loaded = drafting.EQUIPMENT[drafter](SHAPE, numba_ops(1))
+    engine = drafters.engine(loaded, **OPTIONS, clock=lambda: now)
+    ticket = recording(engine, deadline_s=5.0)
+    if how == "cancel":
+        ticket.cancel()
+    elif how == "deadline":
+        now = 6.0
+    else:
+        engine.close()
+    record = ticket.result()
+    assert record.finish == "length" and len(record.tokens) == 40
+    assert 0 < len(record.drafts[drafter].drafts) < 40
+    with pytest.raises(
+        ReplayRefused, match=rf"drafts\['{drafter}'\]: the request was cancelled.*again with record=\"replay\""
+    ):
+        replay(known(record), params_of("greedy", speculate=drafter, max_tokens=40), RecordedCosts({}, {}))
+    assert not engine._scheduler.kept and not engine._recorder.pending
+    if how != "close":
+        engine.check()
+        assert engine.generate(prompt_of(1, 30), params_of("greedy", max_tokens=40)).tokens == record.tokens
+
+
+@pytest.mark.parametrize("method", ["begin", "propose", "end"])
+def test_a_drafter_that_fails_costs_its_part_alone(
+    method: str, numba_ops: Ops, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = drafters.engine(VARIANTS["two names"][1](numba_ops(1)), **OPTIONS)
+    params = params_of("greedy", record="replay", max_tokens=20)
+    whole = engine.generate(prompt_of(1, 30), params)
+
+    def fail(*args: Any) -> None:
+        raise OSError("planted")
+
+    monkeypatch.setattr(engine._recorder._drafters["dspark"], method, fail)
+    record = engine.generate(prompt_of(1, 30), params)
+    engine.check()
+    assert record.tokens == whole.tokens
+    assert tables(record)["dflash"] == tables(whole)["dflash"]
+    assert record.drafts["dspark"].cut == ("" if method == "end" else "dspark failed: OSError: planted")
+
+
+def test_nothing_is_recorded_where_nobody_asked_or_nothing_is_needed(numba_ops: Ops) -> None:
+    engine = engine_of("mtp", numba_ops(1))
+    plain = engine.generate(prompt_of(1, 100), params_of("greedy", speculate="mtp"))
+    assert plain.drafts == {}
+    with pytest.raises(
+        ReplayRefused, match=r"'mtp' drafts from more than.*off, lookup, ngram, or run.*record=\"replay\".*'mtp'"
+    ):
+        replay(plain, params_of("greedy", speculate="mtp"), RecordedCosts({}, {}))
+    tokens_only = engine_of("lookup", numba_ops(1))
+    ticket = tokens_only.submit(prompt_of(1, 100), params_of("greedy", record="replay"))
+    assert not ticket._live.request.recorded
+    assert ticket.result().drafts == {}
+    with pytest.raises(ConfigError, match="record: 'all' is nothing that can be recorded"):
+        SamplingParams(record="all")  # type: ignore[arg-type]
+
+
+def test_a_replay_wider_than_the_record_is_refused(numba_ops: Ops) -> None:
+    record = known(
+        engine_of("draft-model", numba_ops(1)).generate(prompt_of(1, 30), params_of("greedy", record="replay", width=3))
+    )
+    with pytest.raises(ReplayRefused, match=r"width: 4, but no more than 3 drafts.*width=4, or use at most 3"):
+        replay(record, params_of("greedy", speculate="draft-model", width=4), RecordedCosts({}, {}))
+
+
+def test_a_drafter_with_blocks_shorter_than_the_record_has_all_widths(numba_ops: Ops) -> None:
+    ops = numba_ops(1)
+    record = known(engine_of("dflash", ops).generate(prompt_of(1, 30), params_of("greedy", record="replay", width=10)))
+    params = params_of("greedy", speculate="dflash", width=40)
+    same(record, engine_of("dflash", ops).generate(prompt_of(1, 30), params), params)
