@@ -27,7 +27,7 @@ from power_lab.engine.speculation.drafters.neural.artifact import Artifact, Targ
 from power_lab.engine.speculation.drafters.neural.choice import artifact_of
 from power_lab.engine.speculation.drafters.neural.kinds import bind as bind_drafter
 from power_lab.engine.tokenizer import Tokenizer
-from power_lab.engine.trace import EngineFacts
+from power_lab.engine.trace import DraftFacts, EngineFacts
 from power_lab.engine.weights.checkpoint import Checkpoint, open_checkpoint
 from power_lab.engine.weights.config_json import JsonConfig
 from power_lab.errors import ConfigError
@@ -135,6 +135,7 @@ def load(config: EngineConfig, paths: Paths, progress: Report) -> Loaded:
         digest=ops.digest(),
         revision=code_digest(),
         versions=versions(),
+        draft=_draft_facts(draft, trained),
     )
     reasons = {
         "device": why_device,
@@ -192,6 +193,12 @@ def _draft(to: _Place, target: Tokenizer, target_spec: ModelSpec, context: int) 
         _prove(to, probed_shapes(spec, weights))
     nbytes = sum(weights.bytes_by_type.values())
     return LoadedDraft(Decoder(spec, weights, to.ops, context), entry.name, entry.sha256, nbytes)
+
+
+def _draft_facts(draft: LoadedDraft | None, trained: Trained | None) -> DraftFacts:
+    if draft is not None:
+        return DraftFacts(kind="model", name=draft.name, sha256=draft.sha256)
+    return DraftFacts() if trained is None else DraftFacts(kind=trained.kind, name=trained.name, sha256=trained.sha256)
 
 
 def _named_by(key: str, model: str, to: _Place) -> ModelEntry:

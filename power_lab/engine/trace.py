@@ -92,6 +92,19 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     at: float
 
 
+class DraftFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine drafts with beside its model.
+
+    Attributes:
+        kind: "model" for a second model, else what a trained drafter is; "" where there is none.
+        name: as it is known; sha256: of its file.
+    """
+
+    kind: str = ""
+    name: str = ""
+    sha256: str = ""
+
+
 class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine is, for receipts and `explain()`.
 
@@ -99,7 +112,7 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
         model: resolved name; file: file name; sha256: of the model file; license: its licence as the file states it.
         architecture, parameters, context: topology; quantisation: type name -> bytes stored in it.
         config: the resolved settings; mode, device, threads, digest: arithmetic in force; versions: library name -> version.
-        revision: code digest of the engine that ran.
+        revision: code digest of the engine that ran. draft: what it could draft with.
     """
 
     model: str
@@ -118,6 +131,7 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
     revision: str
     versions: dict[str, str]
+    draft: DraftFacts = DraftFacts()
 
 
 class DraftTable(msgspec.Struct, frozen=True, kw_only=True):

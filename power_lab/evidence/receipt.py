@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from power_lab.engine.trace import RunRecord
+from power_lab.engine.trace import DraftFacts, RunRecord
 from power_lab.errors import EvidenceError
 from power_lab.evidence.canonical import canonical, digest, parse, token_digest
 
@@ -32,6 +32,7 @@ _SECTIONS: dict[str, dict[str, type]] = {
         "config": dict,
         "device": str,
         "digest": str,
+        "draft": dict,
         "mode": str,
         "revision": str,
         "threads": int,
@@ -62,6 +63,7 @@ _SECTIONS: dict[str, dict[str, type]] = {
         "trace_sha256": str,
     },
 }
+_LATER = ("draft",)  # fields that receipts made before they existed do not have
 _HEX = re.compile(r"[0-9a-f]{64}")
 
 
@@ -84,10 +86,11 @@ class Receipt:
         facts = record.engine
         body: dict[str, Any] = {
             "claim.engine": {
-                # The model is bound by its digest; where a user keeps the file is private and no part of the claim.
-                "config": {key: value for key, value in facts.config.items() if key != "model"},
+                # Model and drafter are bound by their digests; where a user keeps the files is private and no part of the claim.
+                "config": {key: value for key, value in facts.config.items() if key not in ("model", "draft")},
                 "device": facts.device,
                 "digest": facts.digest,
+                "draft": _draft(facts.draft),
                 "mode": facts.mode,
                 "revision": facts.revision,
                 "threads": facts.threads,
@@ -202,6 +205,11 @@ def trace_digest(record: RunRecord) -> str:
     return digest("trace/1", msgspec.msgpack.encode((record.rounds, record.steps)))
 
 
+def _draft(facts: DraftFacts) -> dict[str, str]:
+    """What the engine could draft with; empty where that is nothing but the tokens."""
+    return {"kind": facts.kind, "name": PurePath(facts.name).name, "sha256": facts.sha256} if facts.kind else {}
+
+
 def _section_digest(name: str, section: Any) -> str:
     return digest(f"receipt/1/{name}", canonical(section, name))
 
@@ -237,6 +245,8 @@ def _keys(name: str, value: Any, known: dict[str, type]) -> None:
         if key not in known:
             raise EvidenceError(f"{name}.{key}", "unknown field")
     for key, kind in known.items():
+        if key in _LATER and key not in value:
+            continue
         if key not in value:
             raise EvidenceError(f"{name}.{key}", "missing")
         # Canonical JSON writes 2.0 as 2, so a number of seconds may come back as an integer.

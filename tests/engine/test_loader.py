@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -14,9 +15,13 @@ import pytest
 from power_lab.engine import loader
 from power_lab.engine.config import EngineConfig, Paths
 from power_lab.engine.models.describe import describe
+from power_lab.engine.models.probed import linear_shape, probed_shapes
+from power_lab.engine.trace import DraftFacts
 from power_lab.engine.weights.checkpoint import open_checkpoint
 from power_lab.errors import ConfigError, ExactnessError, ModelFileError
 from power_lab.kernels.numba.ops import NumbaOps
+
+SHIPPED = Path(loader.__file__).parents[1] / "drafters" / "b179c9523d0e" / "mtp.safetensors"
 
 
 @pytest.fixture
@@ -41,8 +46,17 @@ def test_the_default_model_loads_with_its_facts(paths: Paths, smollm2_path: Path
     assert (facts.architecture, facts.vocab, facts.parameters) == ("llama", 49152, 134_515_008)
     assert set(facts.quantisation) == {"Q4_1", "Q8_0", "F32"}
     assert sum(facts.quantisation.values()) < smollm2_path.stat().st_size
-    assert list((paths.kernels / "proved").iterdir()), "the passed probe is remembered"
+    assert len(list((paths.kernels / "proved").iterdir())) == 2, "the passed probes of model and drafter are remembered"
+    assert loaded.trained is not None
+    assert (facts.draft.kind, facts.draft.sha256) == ("mtp", loaded.trained.sha256)
+    assert facts.draft.sha256 == hashlib.sha256(SHIPPED.read_bytes()).hexdigest()
     loaded.model.ops.close()
+
+
+def test_a_draft_model_and_none_are_told_as_what_they_are(paths: Paths, smollm2_path: Path) -> None:
+    assert load(paths, draft="").facts.draft == DraftFacts()
+    facts = load(paths, draft=str(smollm2_path)).facts
+    assert facts.draft == DraftFacts(kind="model", name=smollm2_path.stem, sha256=facts.sha256)
 
 
 def test_a_kernel_that_depends_on_its_neighbours_refuses_exact_mode(
@@ -60,6 +74,29 @@ def test_a_kernel_that_depends_on_its_neighbours_refuses_exact_mode(
     with pytest.raises(ExactnessError, match="linear"):
         load(paths)
     assert not (paths.kernels / "proved").exists()
+
+
+def test_a_drafters_kernel_that_depends_on_its_neighbours_refuses_exact_mode(
+    paths: Paths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = load(paths)
+    assert loaded.trained is not None
+    own = loaded.trained.shapes.linears - probed_shapes(loaded.model.spec, loaded.model.weights).linears
+
+    class Planted(NumbaOps):
+        """The same, of matrices that only the drafter has."""
+
+        def linear(self, x: Any, weights: Any, out: Any, bias: Any = None) -> None:
+            super().linear(x, weights, out, bias)
+            if len(x) > 1 and linear_shape(weights[0]) in own:
+                out[-1, 0] = np.nextafter(out[-1, 0], np.float32(np.inf))
+
+    for proof in (paths.kernels / "proved").iterdir():
+        proof.unlink()
+    monkeypatch.setattr(loader, "select", lambda device, mode, threads, cache, *_: Planted(cache, threads))
+    load(paths, draft="")
+    with pytest.raises(ExactnessError, match="linear"):
+        load(paths)
 
 
 def test_contexts_that_do_not_fit_are_refused_with_the_numbers(paths: Paths) -> None:

@@ -7,8 +7,9 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 
+from power_lab.engine.trace import DraftFacts
 from power_lab.errors import EvidenceError
-from power_lab.evidence.canonical import canonical
+from power_lab.evidence.canonical import canonical, digest
 from power_lab.evidence.receipt import Receipt, trace_digest
 from tests.factories import engine_facts, run_record, run_records
 
@@ -92,6 +93,29 @@ def test_where_the_model_lies_is_private_and_not_claimed():
     )
     assert "secret" not in here.json
     assert here.claim_sha256 == there.claim_sha256
+
+
+def test_what_an_engine_drafts_with_is_claimed_by_its_digest_wherever_it_lies():
+    def receipt(home: str, **changes: str) -> Receipt:
+        draft = DraftFacts(**{"kind": "model", "name": f"{home}/d.gguf", "sha256": "ab" * 32, **changes})
+        config = {**engine_facts().config, "draft": f"{home}/d.gguf"}
+        return Receipt.of(run_record(engine=engine_facts(draft=draft, config=config)))
+
+    here = receipt("/home/ada/secret")
+    assert "secret" not in here.json and Receipt.verify(here.json) == here
+    assert here.claim["engine"]["draft"] == {"kind": "model", "name": "d.gguf", "sha256": "ab" * 32}
+    assert here.claim_sha256 == receipt("/srv").claim_sha256
+    others = [receipt("/srv", sha256="cd" * 32), receipt("/srv", kind="mtp"), Receipt.of(run_record())]
+    assert len({one.claim_sha256 for one in (here, *others)}) == 4
+    assert others[-1].claim["engine"]["draft"] == {}
+
+
+def test_receipts_of_engines_that_named_no_drafter_are_still_verified():
+    data = deepcopy(Receipt.of(run_record()).data)
+    del data["claim"]["engine"]["draft"]
+    data["digests"]["claim.engine"] = digest("receipt/1/claim.engine", canonical(data["claim"]["engine"]))
+    data["digests"]["claim"] = digest("receipt/1/claim", canonical(data["claim"]))
+    assert Receipt.verify(canonical(data)).claim == data["claim"]
 
 
 def test_a_receipt_verifies_itself():
