@@ -103,8 +103,9 @@ def trace_dataset(record: RunRecord) -> xarray.Dataset:
     """The trace of a run. Raises EvidenceError if the record contradicts itself.
 
     Dimensions: `position` (output tokens, by absolute position), `round`, `slot` (draft tokens of a round; short rounds are padded
-    with -1), `length` (so many draft tokens), `step` (by engine step number). Totals of speculation are attributes. Strings hold
-    U+2400 in place of NUL, which NetCDF cannot store.
+    with -1), `length` (so many draft tokens), `step` (by engine step number); of a run recorded for replay also `drafter`, `known` (how
+    many tokens its drafts are behind, which is the position of the first of them) and `place` (in such a draft). Totals of speculation
+    are attributes. Strings hold U+2400 in place of NUL, which NetCDF cannot store.
     """
     import xarray
 
@@ -170,7 +171,9 @@ def trace_dataset(record: RunRecord) -> xarray.Dataset:
         "length": _variable("length", np.arange(widest + 1, dtype=np.int64), "token", "draft tokens"),
         "step": _variable("step", _ints(entry.step for entry in steps), "1", "engine step"),
     }
-    return xarray.Dataset(variables, coordinates, _attributes(record) | _totals(metrics))
+    return xarray.Dataset(
+        variables | _recorded(record), coordinates | _recorded_at(record), _attributes(record) | _totals(metrics)
+    )
 
 
 def _attributes(record: RunRecord) -> dict[str, str | int | float]:
@@ -199,6 +202,49 @@ def _attributes(record: RunRecord) -> dict[str, str | int | float]:
         if isinstance(value, (int, float)):
             attributes[key] = value
     return attributes
+
+
+def _recorded(record: RunRecord) -> dict[str, Any]:
+    """What drafters say behind each token, where that was recorded."""
+    if not record.drafts:
+        return {}
+    known, widest = _recorded_range(record)
+    shape = len(record.drafts), len(known), widest
+    tokens, sure = np.full(shape, -1, np.int32), np.full(shape, np.nan)
+    for at, table in enumerate(record.drafts.values()):
+        for row, (draft, confidence) in enumerate(
+            zip(table.drafts, table.confidence, strict=True), table.first - known.start
+        ):
+            tokens[at, row, : len(draft)] = draft
+            sure[at, row, : len(confidence)] = confidence
+    dims = "drafter", "known", "place"
+    return {
+        "recorded_token": (dims, tokens, {"units": "1", "long_name": "token ids that would have been drafted"}),
+        "recorded_confidence": (
+            dims,
+            sure,
+            {"units": "1", "long_name": "probability of the token as its drafter saw it, if those before were said"},
+        ),
+    }
+
+
+def _recorded_at(record: RunRecord) -> dict[str, Any]:
+    if not record.drafts:
+        return {}
+    known, widest = _recorded_range(record)
+    return {
+        "drafter": _variable("drafter", _strings(record.drafts), "1", "who drafts"),
+        "known": _variable("known", _ints(known), "token", "tokens that are known, the prompt's among them"),
+        "place": _variable("place", np.arange(widest, dtype=np.int64), "1", "place in the draft"),
+    }
+
+
+def _recorded_range(record: RunRecord) -> tuple[range, int]:
+    """Known tokens of all tables' entries, and the most drafts of one."""
+    tables = record.drafts.values()
+    first = min(table.first for table in tables)
+    end = max(table.first + len(table.drafts) for table in tables)
+    return range(first, end), max((len(draft) for table in tables for draft in table.drafts), default=0)
 
 
 def _totals(metrics: Metrics) -> dict[str, int | float]:

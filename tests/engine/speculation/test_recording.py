@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from power_lab.engine.config import EngineConfig
@@ -15,6 +16,9 @@ from power_lab.engine.speculation.recorded import RecordedCosts
 from power_lab.engine.speculation.replay import FROM_TOKENS, replay
 from power_lab.engine.trace import RunRecord
 from power_lab.errors import ConfigError, ReplayRefused
+from power_lab.evidence.dataset import trace_dataset
+from power_lab.run import Run
+from power_lab.what_if import sweep
 from tests import drafters, drafting, tiny
 from tests.engine.speculation.test_replay import figures, prompt_of
 
@@ -257,3 +261,61 @@ def test_a_drafter_with_blocks_shorter_than_the_record_has_all_widths(numba_ops:
     record = known(engine_of("dflash", ops).generate(prompt_of(1, 30), params_of("greedy", record="replay", width=10)))
     params = params_of("greedy", speculate="dflash", width=40)
     same(record, engine_of("dflash", ops).generate(prompt_of(1, 30), params), params)
+
+
+# --- what becomes of it -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_recorded_run_crosses_the_socket_and_has_its_drafts_in_the_trace(numba_ops: Ops) -> None:
+    engine = drafters.engine(VARIANTS["two names"][1](numba_ops(1)), **OPTIONS)
+    record = engine.generate(prompt_of(1, 30), params_of("sampled", record="replay", max_tokens=20))
+    crossed = msgspec.msgpack.decode(msgspec.msgpack.encode(record), type=RunRecord)
+    assert crossed.drafts == record.drafts
+    trace = trace_dataset(record)
+    assert dict(trace.sizes) | {"drafter": 2, "known": 19, "place": 7} == dict(trace.sizes)
+    table = record.drafts["dspark"]
+    assert (table.first, table.width, len(table.drafts), table.reads) == (30, 15, 19, 0)
+    for index in range(19):
+        one = trace.sel(drafter="dspark", known=30 + index)
+        count = len(table.drafts[index])
+        assert count == min(7, 19 - index), "as many as there is room for"
+        assert one.recorded_token.values.tolist() == [*table.drafts[index], *[-1] * (7 - count)]
+        assert one.recorded_confidence.values[:count].tolist() == list(table.confidence[index])
+        assert np.isnan(one.recorded_confidence.values[count:]).all()
+    assert [width for width, _ in table.calls] == [min(15, 19 - index) for index in reversed(range(19))]
+
+
+def test_an_output_of_one_token_has_hardly_anything_to_draft(numba_ops: Ops) -> None:
+    engine = engine_of("mtp", numba_ops(1))
+    assert (
+        engine.generate(prompt_of(1, 30), params_of("greedy", record="replay", max_tokens=1)).drafts["mtp"].drafts == ()
+    )
+    two = engine.generate(prompt_of(1, 30), params_of("greedy", record="replay", max_tokens=2)).drafts["mtp"]
+    assert two.first == 30 and [len(draft) for draft in two.drafts] == [1], "behind the prompt alone"
+
+
+def test_what_ifs_of_a_recorded_run(numba_ops: Ops) -> None:
+    """Widths of a run that did not speculate; seconds only once such drafts were measured."""
+    ops, prompt = numba_ops(1), prompt_of(3, 65)
+    run = Run(known(engine_of("mtp", ops).generate(prompt, params_of("sampled", record="replay"))))
+    plain = run.what_if(speculate="mtp", width=3)
+    assert plain.draft_source == "not measured" and np.isnan(plain.seconds)
+    reals = [
+        Run(known(engine_of("mtp", ops).generate(prompt, params_of("sampled", speculate="mtp", width=w))))
+        for w in (1, 3, 7)
+    ]
+    result = run.what_if(speculate="mtp", width=3, costs_from=reals)
+    assert result.draft_source == "recorded" and result.rounds[5].draft_s > 0
+    assert (result.drafted, result.accepted) == (reals[1].drafted, reals[1].accepted)
+    assert result.accepted > 5
+    assert result.accepted_lengths == dict(reals[1].speculation.accepted_lengths)
+    shown = result._repr_html_()
+    assert shown.count("<title>round ") == len(result.rounds) == len(reals[1].record.rounds)
+    widths = run.what_if_widths([1, 3, 7], speculate="mtp", costs_from=reals)
+    assert widths.accepted.values.tolist() == [real.accepted for real in reals]
+    assert widths.rounds.values.tolist() == [len(real.record.rounds) for real in reals]
+    both = sweep([run], speculate=["lookup", "mtp"], widths=[2], costs_from=reals)
+    assert both.sel(drafter="mtp").rounds.item() == len(run.what_if(speculate="mtp", width=2).rounds)
+    chosen = run.what_if(speculate="mtp", width=15, controller="cost", costs_from=reals)
+    assert sum(len(entry.emitted) for entry in chosen.rounds) == len(run.tokens)
+    assert any("decides by measured seconds" in caveat for caveat in chosen.caveats)
