@@ -133,12 +133,14 @@ class Corpus:
         return np.setdiff1d(order, out), np.sort(out)
 
     def batches(self, chosen: np.ndarray, size: int, longest: int, seed: int) -> Iterator[Texts]:
-        """Texts of similar length together, for ever, in an order that the seed decides."""
+        """Texts of similar length together, for ever, in an order that the seed decides. The last batch of a round is filled from the one
+        before it, so that all are of one size."""
         rng = np.random.default_rng(seed)
         lengths = np.minimum(self.lengths[chosen], longest)
         while True:
             near = np.argsort(lengths + rng.uniform(0, ROUND, len(chosen)), kind="stable")
-            groups = [chosen[near[at : at + size]] for at in range(0, len(near), size)]
+            starts = [max(0, min(at, len(near) - size)) for at in range(0, len(near), size)]
+            groups = [chosen[near[at : at + size]] for at in starts]
             for group in rng.permutation(len(groups)):
                 yield self.take(groups[group], longest)
 

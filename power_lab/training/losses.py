@@ -1,70 +1,142 @@
-"""What a drafter is trained on: the target's distribution and the token it said, the next ones of a block more than the far ones."""
+"""What a drafter is trained on: the target's distribution and the token it said, the next ones of a block more than the far ones.
+
+Logits over the draft vocabulary are by far the largest thing in a training step. They exist for some rows at a time, and are turned into
+their own gradient where they lie; the backward pass has nothing left to do but to scale.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from power_lab.training.modules.protocol import Proposal
+from power_lab.training.modules import MTP, Asked, DFlash, DFlash2, DSpark, Shared
+from power_lab.training.rows import Rows, imitate
+
+_CHUNK = 4096
+"""Rows whose logits exist at once."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Truth:
-    """What the target says at each row of a proposal.
+    """What the target says at each of R = B * A * W rows of drafts.
 
     Attributes:
-        probabilities: [B, A, W, N] of the draft vocabulary; they sum to less than 1 by what lies outside of it.
-        tokens: int64 [B, A, W], indices into the draft vocabulary, -1 outside; valid: bool [B, A, W], rows before the text's end.
-    """
-
-    probabilities: Tensor
-    tokens: Tensor
-    valid: Tensor
-
-
-def loss(proposal: Proposal, truth: Truth, decay: float, hard: float) -> Tensor:
-    """A scalar.
-
-    Args:
-        decay: row k of a block weighs exp(-k / decay).
+        rows: probabilities, tokens and weights, which sum to 1.
         hard: share of the cross-entropy to the token said, against that to the target's distribution.
     """
-    weight = truth.valid * torch.exp(-torch.arange(truth.valid.shape[-1], device=truth.valid.device) / decay)
-    weight = weight / weight.sum().clamp(min=1e-9)
-    total = _imitation(proposal.base, truth, hard)
-    if proposal.logits is not proposal.base:
-        total = total + _imitation(proposal.logits, truth, hard)
-    if proposal.candidates is not None and proposal.scores is not None:
-        total = total + _choice(proposal.candidates, proposal.scores, truth, hard)
-    if proposal.confidence is not None:
-        agreed = overlap(proposal.logits.detach(), truth.probabilities)
-        total = total + functional.binary_cross_entropy_with_logits(
-            proposal.confidence.float(), agreed, reduction="none"
-        )
-    return (total * weight).sum()
+
+    rows: Rows
+    hard: float
+
+    def imitation(self, target: Shared, hidden: Tensor, best: int = 0) -> tuple[Tensor, Tensor]:
+        """The loss of drafts made by the head from normed states [..., D], and int64 [R, best], each row's best."""
+        loss, _, candidates = _Imitation.apply(hidden.flatten(0, -2), None, None, target, self, best)
+        return loss, candidates
+
+    def transition(self, target: Shared, hidden: Tensor, before: Tensor, successors: Tensor) -> tuple[Tensor, Tensor]:
+        """The losses of drafts by the head alone, and with successors [N, r] . before [..., r] added; agreement [R] of the latter."""
+        loss, agreed, _ = _Imitation.apply(hidden.flatten(0, -2), before.flatten(0, -2), successors, target, self, 0)
+        return loss, agreed
+
+    def choice(self, candidates: Tensor, scores: Tensor) -> Tensor:
+        """The loss among each row's candidates [R, K], indices into the draft vocabulary, by their scores [R, K]."""
+        rows, choice = self.rows, torch.log_softmax(scores.float(), -1)
+        p = rows.table[rows.index[:, None], candidates].float()
+        soft = -(p * choice).sum(-1)
+        said = -((candidates == rows.tokens[:, None]) * choice).sum(-1)
+        return (((1 - self.hard) * soft + self.hard * said) * rows.weight).sum()
+
+    def certainty(self, confidence: Tensor, agreed: Tensor) -> Tensor:
+        """The loss of being sure [...]: against how often both can draw the same token [R]."""
+        off = functional.binary_cross_entropy_with_logits(confidence.float().flatten(), agreed, reduction="none")
+        return (off * self.rows.weight).sum()
 
 
-def overlap(logits: Tensor, probabilities: Tensor) -> Tensor:
-    """1 - total variation [...] between softmax of `logits` [..., N] and the target: how often both can draw the same token."""
-    return torch.minimum(torch.softmax(logits.float(), -1), probabilities.float()).sum(-1).clamp(0, 1)
+def weights(valid: Tensor, decay: float) -> Tensor:
+    """f32 [R] that sum to 1, of rows bool [B, A, W]: row k of a block weighs exp(-k / decay), those past the end nothing."""
+    weight = valid * torch.exp(-torch.arange(valid.shape[-1], device=valid.device) / decay)
+    return (weight / weight.sum().clamp(min=1e-9)).flatten()
 
 
-def _imitation(logits: Tensor, truth: Truth, hard: float) -> Tensor:
-    """[B, A, W]: cross-entropies. A constant, the target's entropy, away from the Kullback-Leibler divergence."""
-    logits = logits.float()
-    norm = torch.logsumexp(logits, -1)
-    p = truth.probabilities
-    soft = norm * p.sum(-1, dtype=torch.float32) - torch.linalg.vecdot(p.float(), logits)
-    said = norm - logits.gather(-1, truth.tokens.clamp(min=0)[..., None])[..., 0]
-    return (1 - hard) * soft + hard * torch.where(truth.tokens >= 0, said, 0.0)
+def loss(drafter: DFlash | MTP, target: Shared, asked: Asked, truth: Truth) -> Tensor:
+    """A scalar: the mean over rows, as they weigh, of what this kind of drafter learns from."""
+    if isinstance(drafter, MTP):
+        return truth.imitation(target, drafter.norm(drafter.steps(target, asked)))[0]
+    h = drafter.hidden(target, asked)
+    if isinstance(drafter, DSpark):
+        before = drafter.before(asked)
+        total, agreed = truth.transition(target, h, before, drafter.markov_w2.weight)
+        return total + truth.certainty(drafter.sure(h, before), agreed)
+    if isinstance(drafter, DFlash2):
+        total, candidates = truth.imitation(target, h, min(drafter.config.selector_top_k, len(target.ids)))
+        unary = torch.einsum("rd,rkd->rk", h.flatten(0, -2).to(target.head.dtype), target.head[candidates])
+        pairs = drafter.pairs(h, asked, target.ids[candidates].view(*h.shape[:-1], -1))
+        return total + truth.choice(candidates, target.capped(unary) + pairs.flatten(0, -2))
+    return truth.imitation(target, h)[0]
 
 
-def _choice(candidates: Tensor, scores: Tensor, truth: Truth, hard: float) -> Tensor:
-    """[B, A, W]: the same among a row's candidates."""
-    choice = torch.log_softmax(scores.float(), -1)
-    soft = -(truth.probabilities.gather(-1, candidates).float() * choice).sum(-1)
-    said = -((candidates == truth.tokens[..., None]) * choice).sum(-1)
-    return (1 - hard) * soft + hard * said
+class _Imitation(torch.autograd.Function):
+    """(sum of losses, agreement [R], candidates [R, best]) of normed states [R, D]."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        before: Tensor | None,
+        successors: Tensor | None,
+        target: Shared,
+        truth: Truth,
+        best: int,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        head = target.head
+        h = hidden.to(head.dtype)
+        grad_hidden = torch.empty_like(h)
+        losses, agreements, candidates = [], [], []
+        parts = truth.rows.split(_CHUNK)
+        if before is not None and successors is not None:
+            m, w2 = before.to(head.dtype), successors.to(head.dtype)
+            grad_before, grad_w2 = torch.empty_like(m), torch.zeros_like(successors, dtype=torch.float32)
+        at = 0
+        for rows in parts:
+            here = slice(at, at + len(rows.index))
+            at = here.stop
+            logits = h[here] @ head.T
+            if best:
+                candidates.append(logits.topk(best, -1).indices)
+            if before is not None and successors is not None:
+                own = target.capped(logits)
+                moved = torch.addmm(own, m[here], w2.T)
+                losses.append(imitate(logits, rows, truth.hard, target.softcap)[0])
+                loss, agreed = imitate(moved, rows, truth.hard)
+                grad_before[here] = moved @ w2
+                grad_w2 += moved.T @ m[here]
+                logits += moved * (1 - (own / target.softcap).square()) if target.softcap else moved
+            else:
+                loss, agreed = imitate(logits, rows, truth.hard, target.softcap)
+            losses.append(loss)
+            agreements.append(agreed)
+            torch.mm(logits, head, out=grad_hidden[here])
+        if before is not None and successors is not None:
+            ctx.save_for_backward(grad_hidden, grad_before, grad_w2)
+        else:
+            ctx.save_for_backward(grad_hidden)
+        ctx.dtypes = hidden.dtype, None if before is None else before.dtype
+        found = torch.cat(candidates) if candidates else torch.empty(0, dtype=torch.int64, device=h.device)
+        agreed = torch.cat(agreements)
+        ctx.mark_non_differentiable(agreed, found)
+        return torch.cat(losses).sum(), agreed, found
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, scale: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+        grad_hidden, *rest = ctx.saved_tensors
+        own, other = ctx.dtypes
+        if not rest:
+            return grad_hidden.to(own) * scale, None, None, None, None, None
+        grad_before, grad_w2 = rest
+        return grad_hidden.to(own) * scale, grad_before.to(other) * scale, grad_w2 * scale, None, None, None

@@ -69,22 +69,24 @@ class Measure:
     def _batch(self, drafters: dict[Kind, Drafter], some: np.ndarray) -> list[tuple[str, int, Rounds]]:
         texts = self._corpus.take(some, self._longest)
         taps = {layer for drafter in drafters.values() for layer in drafter.config.taps}
-        seen = Observed.of(self._target, self._whole, self._drafts, texts, taps, truth=False)
+        device = self._target.device
+        tokens, ends = (torch.from_numpy(part).to(device) for part in (texts.tokens, texts.lengths))
+        seen = Observed.of(self._target, self._whole, self._drafts, tokens, ends, taps, truth=False)
         table = noise(texts, self._drafts)
         result = []
         for kind, drafter in drafters.items():
             for name in (kind, "dflash") if isinstance(drafter, DSpark) else (kind,):
-                lengths = self._lengths(drafter, seen, table, base=name != kind)
+                lengths = self._lengths(drafter, seen, int(texts.prompts.min()), table, base=name != kind)
                 result += [(name, width, walk(lengths, texts.prompts, texts.lengths, width)) for width in WIDTHS]
         return result
 
-    def _lengths(self, drafter: Drafter, seen: Observed, table: torch.Tensor, *, base: bool) -> np.ndarray:
-        """int64 [B, T]: accepted length at full width of a round that begins at each position of the answers."""
+    def _lengths(self, drafter: Drafter, seen: Observed, first: int, table: torch.Tensor, *, base: bool) -> np.ndarray:
+        """int64 [B, T]: accepted length at full width of a round that begins at each position from `first` on."""
         batch, positions = seen.tokens.shape
-        width = min(max(WIDTHS), (drafter.config.block_size or max(WIDTHS) + 1) - 1)
+        width = min(max(WIDTHS), drafter.config.drafts) if drafter.config.block_size else max(WIDTHS)
         result = torch.zeros(batch, positions, dtype=torch.int64, device=seen.tokens.device)
         size = max(1, _VALUES // (batch * width * len(self._drafts.ids)))
-        for at in range(int(seen.texts.prompts.min()), positions, size):
+        for at in range(first, positions, size):
             anchors = torch.arange(at, min(at + size, positions), device=seen.tokens.device).expand(batch, -1)
             asked = seen.asked(drafter.config.taps, anchors, width)
             # In f32, as engines compute logits: bf16 has ties between the best tokens.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
@@ -11,11 +12,14 @@ import torch
 
 from power_lab.engine.models.spec import ModelSpec
 from power_lab.errors import ConfigError
+from power_lab.training import inherit
 from power_lab.training.modules import MTP, DFlash, DFlash2, DrafterConfig, DSpark, Shared
 from power_lab.training.modules.config import Kind
 
 CLASSES: dict[Kind, type[DFlash] | type[MTP]] = {"dflash": DFlash, "dspark": DSpark, "dflash2": DFlash2, "mtp": MTP}
 Drafter = DFlash | MTP
+_LEAST = 0.01
+"""Of the learning rate at the end."""
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -27,12 +31,17 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         drafts: tokens of the draft vocabulary; longest: tokens after which a text is cut; held: texts that are held out.
         layers, ffn, heads, kv_heads, head_dim, taps: of the block drafters' trunks; mtp has one layer of the same sizes. 0 and ()
             take what fits the target.
-        block_size, rank, candidates: of a block, of DSpark's and DFlash2's tables, of DFlash2's walk; chain: MTP's steps in training.
+        rope_theta, qk_norm: of drafters' layers, the target's own where they inherit.
+        inherit: whether layers begin as the target's own (inherit.py), where the target's allow it; copied: those of a block drafter,
+            copied_mtp: MTP's, counted from the last where it is below zero.
+        from_anchor: whether a block's own row of the anchor gives the first draft.
+        block_size, rank, candidates: of a block, of DSpark's and DFlash2's tables, of DFlash2's walk; chain: MTP's steps in training,
+            chain_last: its steps from the share `lengthen` of the training on.
         mask_token: id of the block's other rows.
         texts: of a batch; rows: drafts of each kind in a batch.
-        rate, warmup, clip, weight_decay: AdamW's largest learning rate (cosine to a hundredth of it), the first steps, the largest
-            gradient norm, decay of matrices.
-        decay, hard: see `losses.loss`.
+        rate, rate_mtp, warmup, clip, weight_decay: AdamW's largest learning rate (cosine to a hundredth of it), MTP's, the first steps,
+            the largest gradient norm, decay of matrices.
+        decay, hard: see `losses.weights` and `losses.Truth`.
     """
 
     kinds: tuple[Kind, ...] = ("dspark", "dflash2", "mtp")
@@ -45,15 +54,24 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     heads: int = 0
     kv_heads: int = 0
     head_dim: int = 0
+    rope_theta: float = 10000.0
+    qk_norm: bool = True
     taps: tuple[int, ...] = ()
+    inherit: bool = True
+    copied: tuple[int, ...] = ()
+    copied_mtp: int = -1
+    from_anchor: bool = True
     block_size: int = 16
     rank: int = 32
     candidates: int = 16
     chain: int = 7
+    chain_last: int = 12
+    lengthen: float = 0.7
     mask_token: int = 16
     texts: int = 32
     rows: int = 12288
     rate: float = 1.5e-3
+    rate_mtp: float = 1e-3
     warmup: int = 100
     clip: float = 1.0
     weight_decay: float = 0.02
@@ -79,8 +97,14 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """With the target's own head sizes and evenly spread taps where none were chosen."""
         a, n = spec.layers[-1].attention, len(spec.layers)
         taps = self.taps or tuple(sorted({max(1, round(n * part)) for part in (0.27, 0.53, 0.77)} | {n}))
+        theta = inherit.theta(spec) if self.inherit else 0.0
         return msgspec.structs.replace(
             self,
+            inherit=theta > 0,
+            rope_theta=theta or self.rope_theta,
+            qk_norm=self.qk_norm and not theta,
+            copied=self.copied or tuple(min(taps[-2] + i, n - 1) for i in range(self.layers)),
+            copied_mtp=self.copied_mtp % n,
             taps=taps,
             heads=self.heads or a.heads,
             kv_heads=self.kv_heads or a.kv_heads,
@@ -91,7 +115,14 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def config(self, kind: Kind, layers: int) -> DrafterConfig:
         """One drafter's sizes, for a target of so many layers."""
         config = DrafterConfig(
-            layers=1, heads=self.heads, kv_heads=self.kv_heads, head_dim=self.head_dim, ffn=self.ffn, taps=(layers,)
+            layers=1,
+            heads=self.heads,
+            kv_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            ffn=self.ffn,
+            taps=(layers,),
+            rope_theta=self.rope_theta,
+            qk_norm=self.qk_norm,
         )
         if kind == "mtp":
             return config
@@ -100,6 +131,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             layers=self.layers,
             taps=self.taps,
             block_size=self.block_size,
+            from_anchor=self.from_anchor,
             mask_token=self.mask_token,
             markov_rank=self.rank,
             conv_taps=2,
@@ -118,6 +150,17 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             module.norm.weight.copy_(target.final_norm)  # what the head is used to
         return module.to(target.embedding.device)
 
-    def width(self, kind: Kind) -> int:
-        """Drafts of an anchor in training."""
-        return self.chain if kind == "mtp" else self.block_size - 1
+    def width(self, kind: Kind, progress: float = 0.0) -> int:
+        """Drafts of an anchor when that share of the training lies behind."""
+        if kind == "mtp":
+            return self.chain if progress < self.lengthen else self.chain_last
+        return self.block_size - (0 if self.from_anchor else 1)
+
+    def peak(self, kind: Kind) -> float:
+        """Largest learning rate."""
+        return self.rate_mtp if kind == "mtp" else self.rate
+
+    def share(self, step: int, progress: float) -> float:
+        """Of the largest learning rate."""
+        cosine = (1 + math.cos(math.pi * min(progress, 1.0))) / 2
+        return min(1.0, (step + 1) / self.warmup) * (_LEAST + (1 - _LEAST) * cosine)

@@ -23,6 +23,9 @@ from power_lab.kernels.ops import Ops
 from power_lab.kernels.quants import QuantType
 from power_lab.training.modules.shared import Shared
 
+_POSITIONS = 1024
+"""Of the first table of angles."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Dense:
@@ -62,6 +65,7 @@ class Target:
         self._embedding, self._head = cast(Tensor, weights.embedding), cast(Tensor, weights.head)
         self._layers = list(zip(spec.layers, weights.layers, strict=True))
         self._final_norm = cast(Tensor, weights.final_norm)
+        self._turns: dict[Rope, tuple[Tensor, Tensor]] = {}
 
     @classmethod
     def open(cls, path: Path, device: str = "cpu", dtype: torch.dtype | None = None) -> Self:
@@ -69,6 +73,14 @@ class Target:
         with open_checkpoint(path) as checkpoint:
             described = describe(checkpoint)
             return cls(described.spec, described.source, device, dtype)
+
+    def layer(self, index: int) -> dict[str, Tensor]:
+        """One layer's matrices and norms in f32, named as a drafter's layer names its own."""
+        w = self._layers[index][1]
+        q, k, v = w.qkv
+        of = {"q": q, "k": k, "v": v, "o": w.out, "gate": w.gate, "up": w.up, "down": w.down}
+        of |= {"attn_norm": w.attn_norm, "ffn_norm": w.ffn_norm}
+        return {name: cast(Tensor, weight).float() for name, weight in of.items()}
 
     def shared(self) -> Shared:
         """What drafters borrow, with the whole vocabulary."""
@@ -104,11 +116,20 @@ class Target:
         """What the head reads, of what leaves the last layer."""
         return self._norm(last, self._final_norm)
 
+    def _angles(self, turn: Rope, positions: int) -> tuple[Tensor, Tensor]:
+        """Cosines and sines f32 [positions, pairs], made once for the longest text so far."""
+        if turn not in self._turns or len(self._turns[turn][0]) < positions:
+            frequencies = torch.tensor(turn.frequencies, dtype=torch.float64)
+            angle = torch.outer(torch.arange(max(positions, _POSITIONS), dtype=torch.float64), frequencies)
+            cos, sin = ((turn.magnitude * part).float().to(self.device) for part in (angle.cos(), angle.sin()))
+            self._turns[turn] = cos, sin
+        cos, sin = self._turns[turn]
+        return cos[:positions], sin[:positions]
+
     def _norm(self, x: Tensor, weight: Any) -> Tensor:
         if weight is None:
             return x.to(self.dtype)
-        wide = x.float()
-        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.spec.norm_eps) * weight).to(self.dtype)
+        return functional.rms_norm(x.float(), weight.shape, weight, self.spec.norm_eps).to(self.dtype)
 
     def _attend(self, a: AttentionSpec, w: LayerWeights, x: Tensor, positions: int) -> Tensor:
         h = self._norm(x, w.attn_norm)
@@ -123,7 +144,8 @@ class Target:
         if a.qk_norm == "head":
             q, k = self._norm(q, norms[0]), self._norm(k, norms[1])
         if a.rope is not None:
-            q, k = (_rotated(part, a.rope.within(self.spec.context)) for part in (q, k))
+            turn = a.rope.within(self.spec.context)
+            q, k = (_rotated(part, turn, *self._angles(turn, positions)) for part in (q, k))
         if a.temperature is not None:
             beta, step = a.temperature
             q = q * (1 + beta * torch.log1p(torch.arange(positions, device=q.device) // step))[:, None].to(q.dtype)
@@ -140,11 +162,8 @@ class Target:
         return (out if w.post_ffn_norm is None else self._norm(out, w.post_ffn_norm)).float()
 
 
-def _rotated(heads: Tensor, turn: Rope) -> Tensor:
-    """[B, H, T, d] rotated by its positions 0..T-1."""
-    frequencies = torch.tensor(turn.frequencies, dtype=torch.float64, device=heads.device)
-    angle = torch.outer(torch.arange(heads.shape[2], dtype=torch.float64, device=heads.device), frequencies)
-    cos, sin = (turn.magnitude * angle.cos()).float(), (turn.magnitude * angle.sin()).float()
+def _rotated(heads: Tensor, turn: Rope, cos: Tensor, sin: Tensor) -> Tensor:
+    """[B, H, T, d] rotated by its positions 0..T-1, as `Target._angles` gives them."""
     half = len(turn.frequencies)
     first, second = slice(0, half), slice(half, 2 * half)
     if turn.interleaved:

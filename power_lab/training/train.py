@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -17,18 +16,18 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from power_lab.training.corpus import Corpus, Texts, frequent
+from power_lab.training.graphs import Graphs
+from power_lab.training.inherit import inherit
 from power_lab.training.losses import loss
 from power_lab.training.measuring import Held, Measure
 from power_lab.training.modules.config import Kind
-from power_lab.training.observing import Observed
+from power_lab.training.observing import Observed, anchors
 from power_lab.training.recipe import Drafter, Recipe
 from power_lab.training.target import Target
 
 CHECKPOINT, RECIPE, LOG = "checkpoint.pt", "recipe.json", "log.jsonl"
 _SAY = 20
 """Steps between two entries of the log."""
-_LEAST = 0.01
-"""Of the learning rate at the end."""
 
 
 class Trainer:
@@ -54,10 +53,23 @@ class Trainer:
         self.measure = Measure(target, self.whole, self.drafts, corpus, held, recipe.longest)
         layers = len(target.spec.layers)
         self.drafters: dict[Kind, Drafter] = {kind: recipe.drafter(kind, layers, self.drafts) for kind in recipe.kinds}
+        if recipe.inherit:
+            self._inherit()
         self._optimisers = {kind: self._optimiser(drafter) for kind, drafter in self.drafters.items()}
         self._taps = {layer for drafter in self.drafters.values() for layer in drafter.config.taps}
         self.step = 0
+        self.graphs = Graphs(target.device)
+        self._losses = {kind: torch.zeros((), device=target.device) for kind in self.drafters}
+        self._summed = 0
         self.phase: Callable[[str], AbstractContextManager[None]] = nullcontext
+
+    def _inherit(self) -> None:
+        texts = next(self.corpus.batches(self._chosen, self.recipe.texts, self.recipe.longest, self.recipe.seed))
+        last = len(self.target.spec.layers)
+        tokens = torch.from_numpy(texts.tokens[:, : texts.prompts.max()]).to(self.target.device)
+        state = float(self.target.hidden(tokens, [last])[last].float().square().mean(-1).median().sqrt())
+        for kind, drafter in self.drafters.items():
+            inherit(drafter, self.target, (self.recipe.copied_mtp,) if kind == "mtp" else self.recipe.copied, state)
 
     def autocast(self) -> AbstractContextManager:
         """bf16 products on a GPU, f32 elsewhere."""
@@ -70,27 +82,44 @@ class Trainer:
             next(batches)
         return batches
 
-    def train(self, texts: Texts, progress: float) -> dict[Kind, Tensor]:
-        """One step of every kind; progress: share of the training that lies behind. Returns their losses, still on the device."""
+    def train(self, texts: Texts, progress: float) -> None:
+        """One step of every kind; progress: share of the training that lies behind."""
         recipe = self.recipe
-        with self.phase("target"):
-            seen = Observed.of(self.target, self.whole, self.drafts, texts, self._taps, truth=True)
-        rate = recipe.rate * min(1.0, (self.step + 1) / recipe.warmup)
-        rate *= _LEAST + (1 - _LEAST) * (1 + math.cos(math.pi * min(progress, 1.0))) / 2
-        losses: dict[Kind, Tensor] = {}
-        for number, (kind, drafter) in enumerate(self.drafters.items()):
-            width = recipe.width(kind)
+        inputs = {"tokens": texts.tokens, "lengths": texts.lengths}
+        widths = {kind: recipe.width(kind, progress) for kind in self.drafters}
+        for number, kind in enumerate(self.drafters):
             rng = np.random.default_rng([recipe.seed, self.step, number])
-            anchors = seen.anchors(max(1, recipe.rows // (len(texts.lengths) * width)), rng)
-            asked = seen.asked(drafter.config.taps, anchors, width)
-            with self.phase(f"{kind} forward"), self.autocast():
-                proposal = drafter(self.drafts, asked)
-            with self.phase(f"{kind} loss"), self.autocast():
-                value = loss(proposal, seen.truth(asked), recipe.decay, recipe.hard)
-            losses[kind] = value.detach()
-            self._update(kind, value, rate)
+            inputs[kind] = anchors(texts, max(1, recipe.rows // (len(texts.lengths) * widths[kind])), rng)
+            self._rate(kind, recipe.peak(kind) * recipe.share(self.step, progress))
+        self.graphs.run(lambda held: self._learn(held, widths), inputs, key=tuple(widths.items()))
         self.step += 1
-        return losses
+        self._summed += 1
+
+    def losses(self) -> dict[Kind, float]:
+        """Means over the steps since this was last asked."""
+        means = {kind: float(value) / max(self._summed, 1) for kind, value in self._losses.items()}
+        for value in self._losses.values():
+            value.zero_()
+        self._summed = 0
+        return means
+
+    def _learn(self, held: dict[str, Tensor], widths: dict[Kind, int]) -> None:
+        """The device's part of a step. held: tokens, lengths and each kind's anchors."""
+        with self.phase("target"):
+            tokens, lengths = held["tokens"], held["lengths"]
+            seen = Observed.of(self.target, self.whole, self.drafts, tokens, lengths, self._taps, truth=True)
+        for kind, drafter in self.drafters.items():
+            self._optimisers[kind].zero_grad(set_to_none=True)
+            with self.phase(f"{kind} forward"), self.autocast():
+                asked = seen.asked(drafter.config.taps, held[kind], widths[kind])
+                truth = seen.truth(asked, self.recipe.decay, self.recipe.hard)
+                value = loss(drafter, self.drafts, asked, truth)
+            with self.phase(f"{kind} backward"):
+                value.backward()
+            with self.phase(f"{kind} optimiser"):
+                nn.utils.clip_grad_norm_(drafter.parameters(), self.recipe.clip)
+                self._optimisers[kind].step()
+            self._losses[kind] += value.detach()
 
     def held(self, most: int = 0) -> Held:
         """Acceptance on held-out texts, as `Measure.held`."""
@@ -122,18 +151,17 @@ class Trainer:
             {"params": [p for p in drafter.parameters() if (id(p) in matrices) == decays], "weight_decay": weight_decay}
             for decays, weight_decay in ((True, self.recipe.weight_decay), (False, 0.0))
         ]
-        return torch.optim.AdamW(groups, betas=(0.9, 0.98), fused=self.target.device.type == "cuda")
+        if self.target.device.type != "cuda":
+            return torch.optim.AdamW(groups, betas=(0.9, 0.98))
+        rate = torch.zeros((), device=self.target.device)
+        return torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.98), fused=True, capturable=True)
 
-    def _update(self, kind: Kind, value: Tensor, rate: float) -> None:
-        optimiser = self._optimisers[kind]
-        for group in optimiser.param_groups:
-            group["lr"] = rate
-        with self.phase(f"{kind} backward"):
-            value.backward()
-        with self.phase(f"{kind} optimiser"):
-            nn.utils.clip_grad_norm_(self.drafters[kind].parameters(), self.recipe.clip)
-            optimiser.step()
-            optimiser.zero_grad(set_to_none=True)
+    def _rate(self, kind: Kind, rate: float) -> None:
+        for group in self._optimisers[kind].param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
 
 
 def run(
@@ -155,17 +183,14 @@ def run(
         trainer.load(folder)
     first, start = trainer.step, time.monotonic()
     measured = start
-    sums: dict[Kind, Tensor] = {}
     with (folder / LOG).open("a") as log, tqdm(desc="training", unit="step", initial=first, disable=None) as bar:
         batches = trainer.texts()
         while (progress := _progress(trainer.step, steps, time.monotonic() - start, seconds)) < 1:
-            for kind, value in trainer.train(next(batches), progress).items():
-                sums[kind] = sums.get(kind, torch.zeros_like(value)) + value
+            trainer.train(next(batches), progress)
             bar.update()
             now = time.monotonic()
             if (trainer.step - first) % _SAY == 0:
-                means = {kind: round(float(value) / _SAY, 4) for kind, value in sums.items()}
-                sums.clear()
+                means = {kind: round(value, 4) for kind, value in trainer.losses().items()}
                 _say(log, {"step": trainer.step, "seconds": round(now - start, 2), "loss": means})
                 bar.set_postfix(cast(Any, means))
             if now - measured > every:

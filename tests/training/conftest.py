@@ -31,6 +31,9 @@ RECIPE = Recipe(
     texts=8,
     rows=560,
     rate=4e-3,
+    rate_mtp=4e-3,
+    inherit=False,
+    from_anchor=False,
     warmup=20,
 )
 

@@ -40,7 +40,10 @@ def test_batches_hold_every_text_once_an_epoch_and_repeat_with_the_seed(corpus: 
     epoch = list(islice(corpus.batches(chosen, 8, 96, 5), count))
     again = list(islice(corpus.batches(chosen, 8, 96, 5), count))
     seeds = np.concatenate([texts.seeds for texts in epoch])
-    assert np.array_equal(np.sort(seeds), np.sort(corpus.seeds[chosen]))
+    assert set(seeds) == set(corpus.seeds[chosen])
+    assert len(set(corpus.seeds[chosen])) == len(chosen)
+    assert {len(texts.lengths) for texts in epoch} == {8}
+    assert len(next(corpus.batches(chosen, 500, 96, 5)).lengths) == len(chosen)
     assert all(np.array_equal(a.tokens, b.tokens) for a, b in zip(epoch, again, strict=True))
     for texts in epoch:
         number = int(np.flatnonzero(corpus.seeds == texts.seeds[0])[0])

@@ -47,7 +47,16 @@ def texts(config: DrafterConfig) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize(
-    "changes", [{}, {"causal": False}, {"window": 5}, {"qk_norm": False}, {"window": 4, "causal": False}]
+    "changes",
+    [
+        {},
+        {"causal": False},
+        {"window": 5},
+        {"qk_norm": False},
+        {"window": 4, "causal": False},
+        {"from_anchor": True},
+        {"from_anchor": True, "causal": False},
+    ],
 )
 def test_one_draft_is_the_batched_form_along_its_own_tokens(name: str, changes: dict) -> None:
     config = replace(BLOCK, **changes)

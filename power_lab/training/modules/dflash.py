@@ -31,10 +31,10 @@ class DFlash(nn.Module):
 
     def rows(self, width: int) -> int:
         """Block rows behind `width` drafts: in a causal block none needs what comes after it."""
-        return width + 1 if self.config.causal else self.config.block_size
+        return width + self.config.first if self.config.causal else self.config.block_size
 
     def hidden(self, target: Shared, asked: Asked) -> Tensor:
-        """Normed hidden states [B, A, width, D] of block rows 1..width."""
+        """Normed hidden states [B, A, width, D] of the block rows that drafts are made from."""
         ctx = self.hidden_norm(self.fc(asked.features))
         batch, length = asked.tokens.shape
         every = torch.arange(length, device=ctx.device).expand(batch, length)
@@ -47,7 +47,8 @@ class DFlash(nn.Module):
         for layer in self.layers:
             assert isinstance(layer, Layer)
             x = layer(x, positions, layer.keys_values(ctx, every), sight)
-        return self.norm(x[..., 1 : asked.width + 1, :])
+        first = self.config.first
+        return self.norm(x[..., first : first + asked.width, :])
 
     def forward(self, target: Shared, asked: Asked) -> Proposal:
         """Drafts for many anchors at once."""
@@ -59,7 +60,7 @@ class DFlash(nn.Module):
 
         Args:
             features: [p, taps * D] of all positions before the anchor's.
-            anchor: the last committed token, at position p; width: 1 .. block_size - 1.
+            anchor: the last committed token, at position p; width: 1 .. `config.drafts`.
         """
         logits = target.scatter(target.project(self._block(target, features, anchor, width)))
         tokens = [draw(row, len(features) + 1 + i) for i, row in enumerate(logits)]

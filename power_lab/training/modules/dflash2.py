@@ -9,7 +9,7 @@ from power_lab.training.modules.config import DrafterConfig
 from power_lab.training.modules.dflash import DFlash
 from power_lab.training.modules.layers import Layer, Sight
 from power_lab.training.modules.protocol import Asked, Draft, Draw, Proposal, greedy
-from power_lab.training.modules.shared import Shared
+from power_lab.training.modules.shared import Shared, rows
 
 
 class DynamicConv(nn.Module):
@@ -75,11 +75,13 @@ class DFlash2(DFlash):
         h = self.hidden(target, asked)
         unary = target.project(h)
         _, candidates = unary.detach().topk(min(self.config.selector_top_k, unary.shape[-1]), -1)
-        before = self.selector_predecessor(asked.known(0, asked.width)) * self.selector_hidden(h)
-        pairs = torch.einsum(
-            "...r,...kr->...k", before, self.selector_successor(target.ids[candidates]).to(before.dtype)
-        )
+        pairs = self.pairs(h, asked, target.ids[candidates])
         return Proposal(unary, unary, candidates, unary.gather(-1, candidates) + pairs)
+
+    def pairs(self, h: Tensor, asked: Asked, ids: Tensor) -> Tensor:
+        """[B, A, width, K]: what the text's own token before each draft adds to the scores of candidates `ids`."""
+        before = rows(self.selector_predecessor, asked.known(0, asked.width)) * self.selector_hidden(h)
+        return torch.einsum("...r,...kr->...k", before, rows(self.selector_successor, ids).to(before.dtype))
 
     def draft(self, target: Shared, features: Tensor, anchor: int, width: int, draw: Draw = greedy) -> Draft:
         """As DFlash's, by a walk from the anchor; logits are the scores of each step's candidates."""

@@ -9,7 +9,7 @@ from torch.nn import functional
 from power_lab.training.modules.config import DrafterConfig
 from power_lab.training.modules.dflash import DFlash
 from power_lab.training.modules.protocol import Asked, Draft, Draw, Proposal, greedy
-from power_lab.training.modules.shared import Shared
+from power_lab.training.modules.shared import Shared, rows
 
 
 class Confidence(nn.Module):
@@ -37,10 +37,16 @@ class DSpark(DFlash):
     def forward(self, target: Shared, asked: Asked) -> Proposal:
         h = self.hidden(target, asked)
         base = target.project(h)
-        before = self.markov_w1(asked.known(0, asked.width))
-        # What is accepted is the trunk's doing; being sure of it must not change it.
-        confidence = self.conf(torch.cat([h.detach(), before.detach().to(h.dtype)], -1))
-        return Proposal(base, base + self.markov_w2(before), confidence=confidence)
+        before = self.before(asked)
+        return Proposal(base, base + self.markov_w2(before), confidence=self.sure(h, before))
+
+    def before(self, asked: Asked) -> Tensor:
+        """[B, A, width, r] of the text's own token before each draft."""
+        return rows(self.markov_w1, asked.known(0, asked.width))
+
+    def sure(self, h: Tensor, before: Tensor) -> Tensor:
+        """Logits of being accepted. What is accepted is the trunk's doing; being sure of it does not change it."""
+        return self.conf(torch.cat([h.detach(), before.detach().to(h.dtype)], -1))
 
     def draft(self, target: Shared, features: Tensor, anchor: int, width: int, draw: Draw = greedy) -> Draft:
         """As DFlash's, drawn one after another."""

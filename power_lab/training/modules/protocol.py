@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 Draw = Callable[[Tensor, int], int]
@@ -49,7 +50,8 @@ class Asked:
     def known(self, first: int, count: int) -> Tensor:
         """int64 [B, A, count]: the texts' own tokens at anchor + first and the positions behind it; the last one past the end."""
         batch, positions = self.tokens.shape
-        at = (self.anchors[..., None] + first + self.anchors.new_tensor(range(count))).clamp(max=positions - 1)
+        rows = torch.arange(first, first + count, device=self.anchors.device)
+        at = (self.anchors[..., None] + rows).clamp(max=positions - 1)
         return self.tokens.gather(1, at.reshape(batch, -1)).reshape(at.shape)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 
@@ -54,3 +54,8 @@ class Shared:
         full = logits.new_full((*logits.shape[:-1], self.vocab), -torch.inf, dtype=torch.float32)
         full[..., self.ids] = logits.float()
         return full
+
+
+def rows(table: nn.Embedding, ids: Tensor) -> Tensor:
+    """`table(ids)`; the gradient is added row by row, which a CUDA graph can hold, where an embedding's is sorted first."""
+    return table.weight.index_select(0, ids.flatten()).unflatten(0, ids.shape)
