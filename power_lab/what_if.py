@@ -116,9 +116,8 @@ class WhatIf:
         if len(self.rounds) == 1:
             return "The output ends in the first round."
         if not self.unmeasured:
-            drafter = self.settings["speculate"]
-            alone = f"No draft of {drafter!r} was measured. Pass runs in which it drafted for one request alone as costs_from."
-            return alone if any(math.isnan(entry.draft_s) for entry in self.rounds) else ""
+            drafts = {len(entry.drafted) for entry in self.rounds if math.isnan(entry.draft_s)}
+            return _no_drafts(str(self.settings["speculate"]), drafts) if drafts else ""
         rows, rounds = ", ".join(map(str, self.unmeasured)), sum(self.unmeasured.values())
         return (
             f"No step of {rows} rows was measured, which {count(rounds, 'round')} of {len(self.rounds)} would have been. "
@@ -240,9 +239,18 @@ def sweep(
 def _draft_source(rounds: Sequence[ReplayedRound], drafter: str, costs: RecordedCosts) -> str:
     if not any(entry.asked for entry in rounds):
         return "no drafts"
-    if costs.draft(drafter, 1) is not None:
-        return "recorded"
-    return "measured in this replay" if drafter in FROM_TOKENS else "not measured"
+    if any(math.isnan(entry.draft_s) for entry in rounds):
+        return "not measured"
+    return (
+        "recorded" if drafter not in FROM_TOKENS or costs.draft(drafter, 1) is not None else "measured in this replay"
+    )
+
+
+def _no_drafts(drafter: str, drafts: set[int]) -> str:
+    return (
+        f"No draft of {', '.join(map(str, sorted(drafts)))} tokens by {drafter!r} was measured for a request alone. "
+        "Pass runs that had such drafts as costs_from."
+    )
 
 
 def _params(record: RunRecord) -> SamplingParams:

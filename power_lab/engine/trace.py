@@ -142,7 +142,7 @@ class DraftTable(msgspec.Struct, frozen=True, kw_only=True):
         width: most drafts that it was asked for; fewer where the request's limit is near.
         drafts, confidence, notes: of each entry, as in `drafters.Draft`.
         reads: rows of tokens that the drafter catches up with in one call; 0 where it reads them with the target.
-        calls: (drafts asked for, seconds) of the calls that were for this request alone.
+        calls: (drafted tokens, seconds) of the calls that were for this request alone; 0 tokens where the drafter only read.
         cut: why there are fewer entries than the run has tokens to draft behind, or "".
     """
 

@@ -10,45 +10,65 @@ from power_lab.engine.trace import RunRecord
 from power_lab.errors import ReplayRefused
 
 _SAME = ("sha256", "mode", "device", "threads", "digest")
+WHOLE = ("fixed", "adaptive")  # controllers that verify all that was drafted
 
 
 class RecordedCosts:
     """Costs (see `width.Costs`): medians over the rounds of some runs of one engine.
 
     A step costs the seconds of its forward pass, sampling and commit, by its rows, whoever they belonged to; steps with prompt rows are
-    left out, for they draw few of them. A draft costs what it did for a request alone that got one. What was not measured is not guessed.
+    left out, for they draw few of them. A draft costs what it did for a request alone that got one; trained drafters and draft models
+    take longer for more tokens. What was not measured is not guessed.
 
     Args:
-        steps: rows -> seconds. drafts: drafter -> seconds of one call for one request.
+        steps: rows -> seconds. drafts: drafter -> seconds of one call for one request, of any width.
+        widths: (drafter, drafted tokens) -> the same.
     """
 
-    def __init__(self, steps: Mapping[int, float], drafts: Mapping[str, float]) -> None:
+    def __init__(
+        self,
+        steps: Mapping[int, float],
+        drafts: Mapping[str, float],
+        widths: Mapping[tuple[str, int], float] | None = None,
+    ) -> None:
         self.steps = dict(sorted(steps.items()))
         self.drafts = dict(drafts)
+        self.widths = dict(widths or {})
 
     @classmethod
     def of(cls, records: Sequence[RunRecord]) -> RecordedCosts:
         """Raises ReplayRefused where the records are of different engines: their times cannot be mixed."""
         steps: dict[int, list[float]] = defaultdict(list)
         drafts: dict[str, list[float]] = defaultdict(list)
+        widths: dict[tuple[str, int], list[float]] = defaultdict(list)
         for index, record in enumerate(records):
             _check_same(index, records[0], record)
+            drafter, whole = str(record.params.get("speculate")), record.params.get("controller") in WHOLE
             prompts = {step.step for step in record.steps if step.prefill_rows}
             for entry in record.rounds:
                 if entry.step not in prompts:
                     steps[entry.rows].append(entry.forward_s + entry.sample_s + entry.commit_s)
                 if entry.drafted and entry.requests == 1:
-                    drafts[str(record.params.get("speculate"))].append(entry.draft_s)
+                    drafts[drafter].append(entry.draft_s)
+                    if whole:
+                        widths[drafter, len(entry.drafted)].append(entry.draft_s)
+            for name, table in record.drafts.items():
+                for drawn, seconds in table.calls:
+                    widths[name, drawn].append(seconds)
         return cls(
             {rows: median(seconds) for rows, seconds in steps.items()},
             {name: median(seconds) for name, seconds in drafts.items()},
+            {key: median(seconds) for key, seconds in widths.items()},
         )
 
     def step(self, rows: int) -> float | None:
         return self.steps.get(rows)
 
-    def draft(self, drafter: str, requests: int) -> float | None:
-        return self.drafts.get(drafter) if requests == 1 else None
+    def draft(self, drafter: str, requests: int, drawn: int | None = None) -> float | None:
+        """drawn: tokens of the draft, None where these do not matter."""
+        if requests != 1:
+            return None
+        return self.drafts.get(drafter) if drawn is None else self.widths.get((drafter, drawn))
 
 
 def _check_same(index: int, first: RunRecord, record: RunRecord) -> None:

@@ -173,8 +173,8 @@ class Recorder:
         seconds = self._clock() - start
         for (one, part), draft in zip(wanted, drafts, strict=True):
             one.take(part, draft)
-        if len(asks) == 1 and drafts[0].tokens:
-            wanted[0][1].calls.append((asks[0].width, seconds))
+        if len(asks) == 1:
+            wanted[0][1].calls.append((len(drafts[0].tokens), seconds))
 
 
 def _told(drafter: Drafter, error: Exception) -> str:

@@ -21,8 +21,8 @@ from power_lab.engine.request import Finish, Request, SamplingParams
 from power_lab.engine.scheduler import Limits, Outcome, Scheduler, blocks_for
 from power_lab.engine.speculation.drafters import Draft, DraftAsk, Drafter, make, suffix
 from power_lab.engine.speculation.drafters.cursor import Cursor
+from power_lab.engine.speculation.recorded import RecordedCosts
 from power_lab.engine.speculation.transaction import Proposer, match
-from power_lab.engine.speculation.width import Costs
 from power_lab.engine.trace import DraftTable, RunRecord
 from power_lab.errors import ReplayRefused
 
@@ -62,7 +62,7 @@ class ReplayedRound:
 
 
 def replay(
-    record: RunRecord, params: SamplingParams, costs: Costs, clock: Callable[[], float] = time.perf_counter
+    record: RunRecord, params: SamplingParams, costs: RecordedCosts, clock: Callable[[], float] = time.perf_counter
 ) -> tuple[ReplayedRound, ...]:
     """The rounds of a recorded run under other settings of speculation.
 
@@ -140,10 +140,14 @@ def _foreign_round(record: RunRecord) -> int | None:
 
 
 class _Recorded:
-    """A drafter that read more than tokens, as a table of what it says. See `drafters.Drafter`."""
+    """A drafter that read more than tokens, as a table of what it says. See `drafters.Drafter`.
+
+    Attributes:
+        drawn: how many tokens its latest draft has.
+    """
 
     def __init__(self, name: str, table: DraftTable) -> None:
-        self.name, self._table, self._cursor = name, table, Cursor()
+        self.name, self._table, self._cursor, self.drawn = name, table, Cursor(), 0
 
     def begin(self, request_id: int, prompt: Sequence[int], namespace: str) -> None:
         """It has read nothing."""
@@ -160,18 +164,22 @@ class _Recorded:
     def _draft(self, ask: DraftAsk) -> Draft:
         table, known = self._table, len(ask.tokens)
         start = self._cursor.settle(ask.tokens)
+        self.drawn = 0
         if table.reads and known - start > table.reads:
             return self._cursor.read(ask, table.reads)
         at = known - table.first
         draft = Draft(table.drafts[at][: ask.width], table.confidence[at][: ask.width], table.notes[at])
         self._cursor.drew(ask, draft)
+        self.drawn = len(draft.tokens)
         return draft
 
 
 class _Replay:
     """One request in an engine without a model."""
 
-    def __init__(self, record: RunRecord, params: SamplingParams, costs: Costs, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, record: RunRecord, params: SamplingParams, costs: RecordedCosts, clock: Callable[[], float]
+    ) -> None:
         prompt, first = record.prompt_tokens, record.rounds[0]
         self._known = (*prompt, *record.tokens)
         self._finish, self._tables = Finish(record.finish), record.drafts
@@ -192,6 +200,7 @@ class _Replay:
         pages = 2 + 2 * blocks_for(len(self._known) + params.width)  # the prefix's and its own
         self._scheduler = Scheduler(BlockPool(pages), limits, lambda namespace: b"")
         self._asked = 0.0, False  # seconds of the drafter in this round, whether it was asked
+        self._looked: _Recorded | None = None
         self._proposer = Proposer(
             self._drafter,
             clock,
@@ -202,7 +211,10 @@ class _Replay:
         )
 
     def _drafter(self, name: str) -> Drafter:
-        return make(name) if name in FROM_TOKENS else _Recorded(name, self._tables[name])
+        if name in FROM_TOKENS:
+            return make(name)
+        self._looked = _Recorded(name, self._tables[name])
+        return self._looked
 
     def rounds(self) -> list[ReplayedRound]:
         self._warm()
@@ -285,9 +297,12 @@ class _Replay:
 
     def _draft_s(self) -> float:
         (seconds, asked), drafter = self._asked, self._request.params.speculate
-        known = self._costs.draft(drafter, 1) if asked else None
-        if known is None and asked and drafter not in FROM_TOKENS:
-            return NAN
+        if not asked:
+            return 0.0
+        if self._looked is not None:
+            known = self._costs.draft(drafter, 1, self._looked.drawn)
+            return NAN if known is None else known
+        known = self._costs.draft(drafter, 1)
         return seconds if known is None else known
 
     def _step_s(self, rows: int, *, first: bool) -> float:

@@ -18,7 +18,7 @@ from power_lab.engine.trace import RunRecord
 from power_lab.errors import ConfigError, ReplayRefused
 from power_lab.evidence.dataset import trace_dataset
 from power_lab.run import Run
-from power_lab.what_if import sweep
+from power_lab.what_if import sweep, what_if
 from tests import drafters, drafting, tiny
 from tests.engine.speculation.test_replay import figures, prompt_of
 
@@ -282,7 +282,7 @@ def test_a_recorded_run_crosses_the_socket_and_has_its_drafts_in_the_trace(numba
         assert one.recorded_token.values.tolist() == [*table.drafts[index], *[-1] * (7 - count)]
         assert one.recorded_confidence.values[:count].tolist() == list(table.confidence[index])
         assert np.isnan(one.recorded_confidence.values[count:]).all()
-    assert [width for width, _ in table.calls] == [min(15, 19 - index) for index in reversed(range(19))]
+    assert [drawn for drawn, _ in table.calls] == [min(7, 19 - index) for index in reversed(range(19))]
 
 
 def test_an_output_of_one_token_has_hardly_anything_to_draft(numba_ops: Ops) -> None:
@@ -298,8 +298,13 @@ def test_what_ifs_of_a_recorded_run(numba_ops: Ops) -> None:
     """Widths of a run that did not speculate; seconds only once such drafts were measured."""
     ops, prompt = numba_ops(1), prompt_of(3, 65)
     run = Run(known(engine_of("mtp", ops).generate(prompt, params_of("sampled", record="replay"))))
-    plain = run.what_if(speculate="mtp", width=3)
+    bare = msgspec.structs.replace(run.record, drafts=tables(run.record))
+    steps = dict.fromkeys(range(1, 99), 1.0)
+    plain = what_if(bare, RecordedCosts(steps, {}), speculate="mtp", width=3)
     assert plain.draft_source == "not measured" and np.isnan(plain.seconds)
+    assert plain.reason.startswith("No draft of 3 tokens by 'mtp' was measured")
+    own = RecordedCosts.of([run.record]).widths
+    assert what_if(bare, RecordedCosts(steps, {}, own), speculate="mtp").tokens_per_s > 0, "recording measures drafts"
     reals = [
         Run(known(engine_of("mtp", ops).generate(prompt, params_of("sampled", speculate="mtp", width=w))))
         for w in (1, 3, 7)
