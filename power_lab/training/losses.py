@@ -7,7 +7,7 @@ their own gradient where they lie; the backward pass has nothing left to do but 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -80,6 +80,28 @@ def loss(drafter: DFlash | MTP, target: Shared, asked: Asked, truth: Truth) -> T
     return truth.imitation(target, h)[0]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Link:
+    """A transition matrix, successors [N, r] . before [R, r], and its gradients."""
+
+    before: Tensor
+    successors: Tensor
+    grad_before: Tensor
+    grad_successors: Tensor
+
+    @classmethod
+    def of(cls, before: Tensor, successors: Tensor, dtype: torch.dtype) -> Self:
+        m, w = before.to(dtype), successors.to(dtype)
+        return cls(m, w, torch.empty_like(m), torch.zeros_like(w, dtype=torch.float32))
+
+    def moved(self, logits: Tensor, rows: slice) -> Tensor:
+        return torch.addmm(logits, self.before[rows], self.successors.T)
+
+    def learn(self, gradient: Tensor, rows: slice) -> None:
+        self.grad_before[rows] = gradient @ self.successors
+        self.grad_successors.add_(gradient.T @ self.before[rows])
+
+
 class _Imitation(torch.autograd.Function):
     """(sum of losses, agreement [R], candidates [R, best]) of normed states [R, D]."""
 
@@ -96,35 +118,28 @@ class _Imitation(torch.autograd.Function):
         head = target.head
         h = hidden.to(head.dtype)
         grad_hidden = torch.empty_like(h)
+        link = None if before is None or successors is None else _Link.of(before, successors, head.dtype)
         losses, agreements, candidates = [], [], []
-        parts = truth.rows.split(_CHUNK)
-        if before is not None and successors is not None:
-            m, w2 = before.to(head.dtype), successors.to(head.dtype)
-            grad_before, grad_w2 = torch.empty_like(m), torch.zeros_like(successors, dtype=torch.float32)
         at = 0
-        for rows in parts:
+        for rows in truth.rows.split(_CHUNK):
             here = slice(at, at + len(rows.index))
             at = here.stop
             logits = h[here] @ head.T
             if best:
                 candidates.append(logits.topk(best, -1).indices)
-            if before is not None and successors is not None:
-                own = target.capped(logits)
-                moved = torch.addmm(own, m[here], w2.T)
-                losses.append(imitate(logits, rows, truth.hard, target.softcap)[0])
-                loss, agreed = imitate(moved, rows, truth.hard)
-                grad_before[here] = moved @ w2
-                grad_w2 += moved.T @ m[here]
-                logits += moved * (1 - (own / target.softcap).square()) if target.softcap else moved
-            else:
-                loss, agreed = imitate(logits, rows, truth.hard, target.softcap)
+            own = target.capped(logits) if link else logits
+            moved = link.moved(own, here) if link else None
+            slope = 1 - (own / target.softcap).square() if link and target.softcap else None
+            loss, agreed = imitate(logits, rows, truth.hard, target.softcap)
             losses.append(loss)
+            if link and moved is not None:
+                loss, agreed = imitate(moved, rows, truth.hard)
+                losses.append(loss)
+                link.learn(moved, here)
+                logits += moved if slope is None else moved * slope
             agreements.append(agreed)
             torch.mm(logits, head, out=grad_hidden[here])
-        if before is not None and successors is not None:
-            ctx.save_for_backward(grad_hidden, grad_before, grad_w2)
-        else:
-            ctx.save_for_backward(grad_hidden)
+        ctx.save_for_backward(grad_hidden, *((link.grad_before, link.grad_successors) if link else ()))
         ctx.dtypes = hidden.dtype, None if before is None else before.dtype
         found = torch.cat(candidates) if candidates else torch.empty(0, dtype=torch.int64, device=h.device)
         agreed = torch.cat(agreements)
@@ -133,7 +148,7 @@ class _Imitation(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, scale: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, scale: Tensor, *_: Any) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         grad_hidden, *rest = ctx.saved_tensors
         own, other = ctx.dtypes
         if not rest:

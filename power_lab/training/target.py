@@ -145,7 +145,8 @@ class Target:
             q, k = self._norm(q, norms[0]), self._norm(k, norms[1])
         if a.rope is not None:
             turn = a.rope.within(self.spec.context)
-            q, k = (_rotated(part, turn, *self._angles(turn, positions)) for part in (q, k))
+            both = _rotated(torch.cat([q, k], 1), turn, *self._angles(turn, positions))
+            q, k = both.split([q.shape[1], k.shape[1]], 1)
         if a.temperature is not None:
             beta, step = a.temperature
             q = q * (1 + beta * torch.log1p(torch.arange(positions, device=q.device) // step))[:, None].to(q.dtype)

@@ -26,6 +26,7 @@ from power_lab.training.recipe import Drafter, Recipe
 from power_lab.training.target import Target
 
 CHECKPOINT, RECIPE, LOG = "checkpoint.pt", "recipe.json", "log.jsonl"
+_SIZES = 2048, 4096, 8192, 16384
 _SAY = 20
 """Steps between two entries of the log."""
 
@@ -37,7 +38,8 @@ class Trainer:
         target: the model; corpus: what it said; recipe: as `Recipe.fitted` gives it.
 
     Attributes:
-        drafters: by kind; step: steps made; coverage: share of the held-out answers' tokens that can be drafted.
+        drafters: by kind; step: steps made; coverage: share of the held-out answers' tokens that can be drafted;
+            coverages: by the size of the draft vocabulary, smaller ones beside it.
         phase: called with the name of what comes next, around it; does nothing unless somebody measures.
     """
 
@@ -49,7 +51,9 @@ class Trainer:
         counts = corpus.counts(train, target.spec.vocab)
         self.drafts = self.whole.only(torch.from_numpy(frequent(counts, recipe.drafts)).to(target.device))
         said = corpus.counts(held, target.spec.vocab)
-        self.coverage = float(said[self.drafts.ids.cpu().numpy()].sum() / max(said.sum(), 1))
+        sizes = sorted({min(size, recipe.drafts) for size in (*_SIZES, recipe.drafts)})
+        self.coverages = {size: float(said[frequent(counts, size)].sum() / max(said.sum(), 1)) for size in sizes}
+        self.coverage = self.coverages[recipe.drafts]
         self.measure = Measure(target, self.whole, self.drafts, corpus, held, recipe.longest)
         layers = len(target.spec.layers)
         self.drafters: dict[Kind, Drafter] = {kind: recipe.drafter(kind, layers, self.drafts) for kind in recipe.kinds}
@@ -59,9 +63,9 @@ class Trainer:
         self._taps = {layer for drafter in self.drafters.values() for layer in drafter.config.taps}
         self.step = 0
         self.graphs = Graphs(target.device)
-        self._losses = {kind: torch.zeros((), device=target.device) for kind in self.drafters}
+        self._losses: dict[Kind, Tensor] = {kind: torch.zeros((), device=target.device) for kind in self.drafters}
         self._summed = 0
-        self.phase: Callable[[str], AbstractContextManager[None]] = nullcontext
+        self.phase: Callable[[str], AbstractContextManager[Any, Any]] = nullcontext
 
     def _inherit(self) -> None:
         texts = next(self.corpus.batches(self._chosen, self.recipe.texts, self.recipe.longest, self.recipe.seed))
@@ -85,8 +89,8 @@ class Trainer:
     def train(self, texts: Texts, progress: float) -> None:
         """One step of every kind; progress: share of the training that lies behind."""
         recipe = self.recipe
-        inputs = {"tokens": texts.tokens, "lengths": texts.lengths}
-        widths = {kind: recipe.width(kind, progress) for kind in self.drafters}
+        inputs: dict[str, np.ndarray] = {"tokens": texts.tokens, "lengths": texts.lengths}
+        widths: dict[Kind, int] = {kind: recipe.width(kind, progress) for kind in self.drafters}
         for number, kind in enumerate(self.drafters):
             rng = np.random.default_rng([recipe.seed, self.step, number])
             inputs[kind] = anchors(texts, max(1, recipe.rows // (len(texts.lengths) * widths[kind])), rng)
@@ -97,7 +101,7 @@ class Trainer:
 
     def losses(self) -> dict[Kind, float]:
         """Means over the steps since this was last asked."""
-        means = {kind: float(value) / max(self._summed, 1) for kind, value in self._losses.items()}
+        means: dict[Kind, float] = {kind: float(value) / max(self._summed, 1) for kind, value in self._losses.items()}
         for value in self._losses.values():
             value.zero_()
         self._summed = 0
@@ -204,10 +208,12 @@ def run(
             "step": trainer.step,
             "seconds": round(time.monotonic() - start, 2),
             "coverage": round(trainer.coverage, 5),
+            "coverages": {str(size): round(share, 5) for size, share in trainer.coverages.items()},
             "held": trainer.held(),
         }
         _say(log, last)
-    print(f"{trainer.step} steps, coverage {trainer.coverage:.4f}: {_brief(last['held'])}", flush=True)
+    sizes = ", ".join(f"{size}: {share:.4f}" for size, share in trainer.coverages.items())
+    print(f"{trainer.step} steps, coverage {sizes}; {_brief(last['held'])}", flush=True)
     return last
 
 

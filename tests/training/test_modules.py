@@ -13,7 +13,7 @@ from torch import Tensor
 from power_lab.kernels import reference
 from power_lab.training.modules import MTP, Asked, DFlash, DFlash2, DrafterConfig, DSpark, Shared
 from power_lab.training.modules.dflash2 import DynamicConv
-from power_lab.training.modules.layers import Sight, attention, rope
+from power_lab.training.modules.layers import Sight, attention, frequencies, rope
 
 V, D, N = 96, 32, 80
 BLOCK = DrafterConfig(
@@ -134,7 +134,7 @@ def test_attention_and_rope_are_the_references() -> None:
     turn = reference.rope_tables(50, reference.frequencies(8, 10000.0))
     at = torch.tensor([3, 11, 49])
     torch.testing.assert_close(
-        rope(q[0, 0], at, 10000.0).double(), reference.rope(q[0, 0], turn[at], False), rtol=1e-4, atol=1e-5
+        rope(q[0, 0], at, frequencies(8, 10000.0)).double(), reference.rope(q[0, 0], turn[at], False), rtol=1e-4, atol=1e-5
     )
 
 

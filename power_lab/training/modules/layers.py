@@ -23,13 +23,17 @@ class RMSNorm(nn.Module):
         return functional.rms_norm(x.float(), self.weight.shape, self.weight, self.eps).to(x.dtype)
 
 
-def rope(heads: Tensor, positions: Tensor, theta: float) -> Tensor:
-    """Rotate [..., R, H, d] by positions [..., R]: pairs are (i, i + d / 2), NeoX's order."""
-    half = heads.shape[-1] // 2
-    frequencies = theta ** (-torch.arange(half, device=heads.device, dtype=torch.float32) / half)
-    angle = (positions.float()[..., None] * frequencies)[..., None, :]
+def frequencies(head_dim: int, theta: float) -> Tensor:
+    """f32 [head_dim / 2]: radians per position of each rotated pair."""
+    half = head_dim // 2
+    return theta ** (-torch.arange(half, dtype=torch.float32) / half)
+
+
+def rope(heads: Tensor, positions: Tensor, turns: Tensor) -> Tensor:
+    """Rotate [..., R, H, d] by positions [..., R] at frequencies `turns` [d / 2]: pairs are (i, i + d / 2), NeoX's order."""
+    angle = (positions[..., None] * turns)[..., None, :]
     cos, sin = angle.cos(), angle.sin()
-    a, b = heads[..., :half].float(), heads[..., half:].float()
+    a, b = heads.float().chunk(2, -1)
     return torch.cat([a * cos - b * sin, a * sin + b * cos], -1).to(heads.dtype)
 
 
@@ -82,6 +86,8 @@ def attention(q: Tensor, context: tuple[Tensor, Tensor], own: tuple[Tensor, Tens
 class Layer(nn.Module):
     """Attention, then a gated feed-forward (silu), each on its normed input and added to what comes in."""
 
+    turns: Tensor
+
     def __init__(self, width: int, config: DrafterConfig, eps: float) -> None:
         super().__init__()
         self.config = config
@@ -93,20 +99,25 @@ class Layer(nn.Module):
         self.o = nn.Linear(queries, width, bias=False)
         self.gate, self.up = nn.Linear(width, config.ffn, bias=False), nn.Linear(width, config.ffn, bias=False)
         self.down = nn.Linear(config.ffn, width, bias=False)
+        self.register_buffer("turns", frequencies(config.head_dim, config.rope_theta), persistent=False)
 
     def keys_values(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values [..., R, KV, d] of normed rows [..., R, D] at `positions` [..., R]."""
         k, v = (part.unflatten(-1, (-1, self.config.head_dim)) for part in (self.k(x), self.v(x)))
-        return rope(self.k_norm(k) if self.config.qk_norm else k, positions, self.config.rope_theta), v
+        return rope(self.k_norm(k) if self.config.qk_norm else k, positions, self.turns), v
 
-    def queries(self, x: Tensor, positions: Tensor) -> Tensor:
-        q = self.q(x).unflatten(-1, (-1, self.config.head_dim))
-        return rope(self.q_norm(q) if self.config.qk_norm else q, positions, self.config.rope_theta)
+    def queries_keys_values(self, x: Tensor, positions: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Queries [..., R, H, d] too, rotated along with the keys."""
+        q, k, v = (part.unflatten(-1, (-1, self.config.head_dim)) for part in (self.q(x), self.k(x), self.v(x)))
+        if self.config.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = rope(torch.cat([q, k], -2), positions, self.turns).split([q.shape[-2], k.shape[-2]], -2)
+        return q, (k, v)
 
     def attend(self, x: Tensor, positions: Tensor, context: tuple[Tensor, Tensor], sight: Sight) -> Tensor:
         """The attention part's contribution: normed x [B, A, S, D] at `positions` [B, A, S] over context and block."""
-        own = self.keys_values(x, positions)
-        return self.o(attention(self.queries(x, positions), context, own, sight))
+        queries, own = self.queries_keys_values(x, positions)
+        return self.o(attention(queries, context, own, sight))
 
     def feed(self, x: Tensor) -> Tensor:
         """The feed-forward part's contribution of normed x."""

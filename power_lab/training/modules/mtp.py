@@ -53,18 +53,19 @@ class MTP(nn.Module):
         before = asked.anchors[..., None, None]
         index = (asked.anchors - 1)[..., None].expand(-1, -1, asked.features.shape[-1])
         g = asked.features.gather(1, index)
-        tokens = asked.known(0, asked.width)
+        context_seen = keys < before
+        embedded = self.embed_proj(self.enorm(target.embed(asked.known(0, asked.width))))
         own: list[tuple[Tensor, Tensor]] = []
         outputs = []
         for step in range(asked.width):
             positions = (asked.anchors + step)[..., None]
-            x = self.entering(target, tokens[..., step], g)[:, :, None]
+            x = (embedded[..., step, :] + self.hidden_proj(self.hnorm(g)))[:, :, None]
             h = self.layer.attn_norm(x)
-            own.append(self.layer.keys_values(h, positions))
+            queries, last = self.layer.queries_keys_values(h, positions)
+            own.append(last)
             block = torch.cat([k for k, _ in own], 2), torch.cat([v for _, v in own], 2)
             seen = torch.ones(1, step + 1, dtype=torch.bool, device=keys.device)
-            context_seen = (keys < before).expand(*asked.anchors.shape, 1, length)
-            attended = attention(self.layer.queries(h, positions), context, block, Sight(context_seen, seen))
+            attended = attention(queries, context, block, Sight(context_seen, seen))
             x = x + self.layer.o(attended)
             x = x + self.layer.feed(self.layer.ffn_norm(x))
             g = x[:, :, 0]
