@@ -1,7 +1,7 @@
-"""The arithmetic of ordinary GPU engines, on this machine: a library's matrix products in bfloat16.
+"""The arithmetic of ordinary GPU engines, on this machine: a library's products of bfloat16 numbers, summed in f32, rounded to bfloat16.
 
-`mode="fast"` calls the same library in f32. Both let a row's bits depend on how many rows there are; bfloat16 has 65,536 times fewer steps
-between two powers of two, so that what is a difference in the last digit becomes, now and then, another token.
+`mode="fast"` calls the same library and rounds nothing. Both let a row's bits depend on how many rows there are; bfloat16 has 65,536 times
+fewer steps between two powers of two, so that what is a difference in the last digit becomes, now and then, another token.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def load_ordinary(model: str = "smollm2", *, paths: Paths | None = None, **setti
 
 
 class _Products:
-    """Matrix products in bfloat16, inputs and results rounded to it."""
+    """Matrix products with operands and results rounded to bfloat16, as tensor cores make them."""
 
     def __init__(self, ops: Any) -> None:
         import torch
@@ -47,15 +47,16 @@ class _Products:
         self._torch.from_numpy(out).copy_(active * both[:, gate.rows :])
 
     def _product(self, x: Array, weights: tuple[Weight, ...]) -> Any:
-        return self._torch.from_numpy(x).bfloat16() @ self._matrix(weights).T
+        operand = self._torch.from_numpy(x).bfloat16().float()
+        return (operand @ self._matrix(weights).T).bfloat16().float()
 
     def _matrix(self, weights: tuple[Weight, ...]) -> Any:
-        """The stacked weights as a bf16 tensor [sum N, K]."""
+        """The stacked weights [sum N, K], rounded."""
         if weights not in self._matrices:
             parts = []
             for weight in weights:
                 host = np.empty((weight.rows, weight.cols), np.float32)
                 self._ops.embed(weight, np.arange(weight.rows, dtype=np.int32), host)
-                parts.append(self._torch.from_numpy(host).bfloat16())
+                parts.append(self._torch.from_numpy(host).bfloat16().float())
             self._matrices[weights] = self._torch.cat(parts)
         return self._matrices[weights]
