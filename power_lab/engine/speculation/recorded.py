@@ -64,11 +64,14 @@ class RecordedCosts:
     def step(self, rows: int) -> float | None:
         return self.steps.get(rows)
 
-    def draft(self, drafter: str, requests: int, drawn: int | None = None) -> float | None:
-        """drawn: tokens of the draft, None where these do not matter."""
+    def staircase(self, rows: int, count: int) -> list[float | None]:
+        return [self.steps.get(at) for at in range(rows, rows + count)]
+
+    def draft(self, drafter: str, requests: int, width: int | None = None) -> float | None:
+        """width: tokens of the draft, None where these do not matter."""
         if requests != 1:
             return None
-        return self.drafts.get(drafter) if drawn is None else self.widths.get((drafter, drawn))
+        return self.drafts.get(drafter) if width is None else self.widths.get((drafter, width))
 
 
 def _check_same(index: int, first: RunRecord, record: RunRecord) -> None:

@@ -106,6 +106,8 @@ def check(record: RunRecord, params: SamplingParams) -> None:
 
 def _check_table(record: RunRecord, params: SamplingParams) -> None:
     drafter, table = params.speculate, record.drafts.get(params.speculate)
+    if drafter == "auto":
+        raise ReplayRefused("speculate: 'auto' is another drafter on another engine", "Name the drafter.")
     if table is None:
         raise ReplayRefused(
             f"speculate: {drafter!r} drafts from more than the request's tokens, and this record does not hold what it drafts",
@@ -292,7 +294,7 @@ class _Replay:
             )
         self._proposer.observe(request, span.drafts, accepted, draft_s + step_s)
 
-    def _on_draft(self, drafter: str, requests: int, seconds: float) -> None:
+    def _on_draft(self, drafter: str, requests: int, width: int, seconds: float) -> None:
         self._asked = seconds, True
 
     def _draft_s(self) -> float:

@@ -95,7 +95,8 @@ class Proposer:
         clock: monotonic seconds.
         vocab: of the target; a draft outside it would read past the embedding.
         step_rows: most rows of a step, None where any number may come.
-        costs: what controllers weigh; without them nothing is known. on_draft: told of each drafter call, with requests and seconds.
+        costs: what controllers weigh; without them nothing is known. on_draft: told of each drafter call: requests, the most that one of
+            them asked for, and seconds.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class Proposer:
         *,
         step_rows: int | None = None,
         costs: Costs | None = None,
-        on_draft: Callable[[str, int, float], None] = lambda *_: None,
+        on_draft: Callable[[str, int, int, float], None] = lambda *_: None,
         make_controller: Callable[[str], Controller] = make_controller,
     ) -> None:
         self._make = make_drafter
@@ -278,7 +279,7 @@ class Proposer:
                 raise ValueError(f"a draft is outside the vocabulary of {self._vocab}")
         except Exception as error:  # noqa: BLE001  # a drafter is never worth a request
             return [Draft(note=_blame(drafter.name, error))] * len(asks)
-        self._on_draft(drafter.name, len(asks), self._clock() - start)
+        self._on_draft(drafter.name, len(asks), max(ask.width for ask in asks), self._clock() - start)
         return drafts
 
 

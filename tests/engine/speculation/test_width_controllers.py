@@ -5,28 +5,36 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass
 
+import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from power_lab.engine.speculation.width import Choice, Controller, WidthAsk, make
 from power_lab.engine.speculation.width.adaptive import AdaptiveController
 from power_lab.engine.speculation.width.fixed import FixedController
+from tests.engine.speculation import reference_cost
 
 NAMES = ["cost", "adaptive", "governor", "fixed"]
 
 
 @dataclass
 class Table:
-    """Costs by rows and by requests; what is not in it was not measured."""
+    """Costs by rows and by requests, and of each draft; what is not in it was not measured."""
 
     steps: dict[int, float]
     drafts: dict[int, float]
+    each: float = 0.0
 
     def step(self, rows: int) -> float | None:
         return self.steps.get(rows)
 
-    def draft(self, drafter: str, requests: int) -> float | None:
-        return self.drafts.get(requests)
+    def staircase(self, rows: int, count: int) -> list[float | None]:
+        return [self.step(at) for at in range(rows, rows + count)]
+
+    def draft(self, drafter: str, requests: int, width: int | None = None) -> float | None:
+        seconds = self.drafts.get(requests)
+        return seconds if seconds is None or width is None else seconds + self.each * width
 
 
 seconds = st.floats(0, 1) | st.just(0.0)
@@ -112,3 +120,39 @@ def test_choices_are_bounded_deterministic_and_forgotten(controller: Controller,
     assert rounds(twin, tape) == said  # type: ignore[arg-type]
     held = [value for key, value in vars(controller).items() if key in ("_states", "_guarded", "_drafters", "_asked")]
     assert held and not any(held)
+
+
+@given(st.data())
+def test_the_cost_controller_chooses_as_its_reference(data: st.DataObject) -> None:
+    """Where a drafter's call costs the same whatever its width; reasons included."""
+    tape = Tape(data)
+    said = rounds(make("cost"), tape)  # type: ignore[arg-type]
+    tape.rewind()
+    assert rounds(reference_cost.CostController(), tape) == said  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("sure", [False, True])
+@pytest.mark.parametrize("drafting", [{}, {8: 2e-5}, {8: 4e-4}])
+def test_it_does_so_for_a_long_time_with_what_was_measured(drafting: dict[int, float], sure: bool) -> None:
+    said = []
+    for controller in (make("cost"), reference_cost.CostController()):
+        rng = np.random.default_rng(7)
+        for request in range(8):
+            controller.begin(request, "one" if request < 5 else "other")
+        table = Table({rows: 1e-3 * (1 + rows // 8) for rows in range(1, 200)}, drafting)
+        said.append([])
+        for _ in range(150):
+            asks = [WidthAsk(request, 7) for request in range(8)]
+            asked = controller.ask(asks, 2, table)
+            drafts = [(ask, choice.drafts) for ask, choice in zip(asks, asked, strict=True) if choice.drafts]
+            answers = [
+                WidthAsk(ask.request_id, n, tuple(rng.uniform(0.4, 1.0, n).tolist()) if sure else ())
+                for ask, n in drafts
+            ]
+            kept = controller.keep(answers, 2, table)
+            verified = {ask.request_id: choice.drafts for ask, choice in zip(answers, kept, strict=True)}
+            for request in range(8):
+                width = verified.get(request, 0)
+                controller.observe(request, width, min(width, int(rng.geometric(0.3)) - 1), 1e-3)
+            said[-1] += [asked, kept]
+    assert said[0] == said[1] and any(choice.drafts for choices in said[0] for choice in choices)

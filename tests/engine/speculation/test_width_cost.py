@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import math
+import statistics
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,10 +26,15 @@ survivals = st.lists(
 
 
 @given(
-    survivals, st.integers(0, 3), st.lists(st.floats(0.5, 8.0), min_size=24, max_size=24), st.sampled_from([0.0, 0.3])
+    survivals,
+    st.integers(0, 3),
+    st.lists(st.floats(0.5, 8.0), min_size=24, max_size=24),
+    st.sampled_from(
+        [[(4, 0.0)], [(4, 0.3)], [(1, 0.2), (2, 0.5), (4, 2.0)], [(1, 0.1), (4, 0.9)], [(2, 0.4), (3, 0.6)]]
+    ),
 )
 def test_the_best_drafts_are_those_of_brute_force(
-    survival: list[list[float]], others: int, steps: list[float], drafting: float
+    survival: list[list[float]], others: int, steps: list[float], drafting: list[tuple[int, float]]
 ) -> None:
     rows = others + len(survival)
     table = Table(dict(enumerate(steps, 1)), {})
@@ -34,7 +42,8 @@ def test_the_best_drafts_are_those_of_brute_force(
 
     def rate(widths: tuple[int, ...]) -> float:
         tokens = rows + sum(sum(values[:width]) for values, width in zip(survival, widths, strict=True))
-        return tokens / (steps[rows + sum(widths) - 1] + drafting * any(widths))
+        extra = next((seconds for width, seconds in drafting if width >= max(widths)), math.inf)
+        return tokens / (steps[rows + sum(widths) - 1] + extra * any(widths))
 
     every = itertools.product(*(range(len(values) + 1) for values in survival))
     assert rate(found.drafts) == pytest.approx(max(map(rate, every)))
@@ -45,38 +54,66 @@ def test_it_looks_past_a_descent() -> None:
     """Padded to 1, 2, 8: the second step of the staircase is a loss at its beginning and a win at its end."""
     table = Table({1: 1.0, 2: 1.8, **dict.fromkeys(range(3, 9), 2.5)}, {})
     survival = [[0.95**k for k in range(1, 8)]]
-    assert [best([survival[0][:k]], 1, table, 0.0).drafts for k in (1, 2, 3, 7)] == [(1,), (2,), (3,), (7,)]
-    assert best([[0.5**k for k in range(1, 8)]], 1, table, 0.0).drafts == (0,)
+    assert [best([survival[0][:k]], 1, table).drafts for k in (1, 2, 3, 7)] == [(1,), (2,), (3,), (7,)]
+    assert best([[0.5**k for k in range(1, 8)]], 1, table).drafts == (0,)
 
 
 def test_what_was_not_measured_is_guessed() -> None:
     sure = [[0.9**k for k in range(1, 9)]]
-    assert best(sure, 1, Table({1: 1.0, 4: 2.0, 9: 9.0}, {}), 0.0).drafts == (7,), "a gap costs what is below it"
-    assert best([[0.9, 0.8]], 1, Table({1: 1.0, 2: 3.0}, {}), 0.0).drafts == (0,), "the line through 1 and 3 goes on"
-    assert best([[0.9, 0.8]], 1, Table({1: 1.0, 2: 1.5}, {}), 0.0).drafts == (2,)
-    assert best([[0.9, 0.8]], 1, Table({2: 1.0}, {}), 0.0).drafts == (2,), "at the beginning, what is above"
-    assert best(sure, 1, Table({}, {}), 0.0).drafts == (8,), "tokens alone decide"
+    assert best(sure, 1, Table({1: 1.0, 4: 2.0, 9: 9.0}, {})).drafts == (7,), "a gap costs what is below it"
+    assert best([[0.9, 0.8]], 1, Table({1: 1.0, 2: 3.0}, {})).drafts == (0,), "the line through 1 and 3 goes on"
+    assert best([[0.9, 0.8]], 1, Table({1: 1.0, 2: 1.5}, {})).drafts == (2,)
+    assert best([[0.9, 0.8]], 1, Table({2: 1.0}, {})).drafts == (2,), "at the beginning, what is above"
+    assert best(sure, 1, Table({}, {})).drafts == (8,), "tokens alone decide"
 
 
 def test_sizes_are_come_to_by_doubling() -> None:
     sure, table = [[0.9**k for k in range(1, 16)]], Table({1: 1.0}, {})
     tried = []
     for _ in range(4):
-        tried.append(1 + best(sure, 1, table, 0.0).drafts[0])
+        tried.append(1 + best(sure, 1, table).drafts[0])
         table.steps[tried[-1]] = 1.0 + 0.001 * tried[-1]
     assert tried == [2, 4, 8, 16]
 
 
 def test_the_more_likely_request_gets_the_drafts() -> None:
     table = Table({2: 1.0, 3: 1.1, 4: 1.2, 5: 3.0, 6: 3.0}, {})
-    assert best([[0.3, 0.1], [0.9, 0.8]], 2, table, 0.0).drafts == (0, 2)
+    assert best([[0.3, 0.1], [0.9, 0.8]], 2, table).drafts == (0, 2)
+
+
+def test_a_width_pays_what_its_drafting_costs() -> None:
+    """Rows are free, and a draft survives with 0.8: a block is asked for whole, a chain where its next link costs more than it brings."""
+    sure, table = [[0.8**k for k in range(1, 9)]], Table(dict.fromkeys(range(1, 10), 1.0), {})
+    assert best(sure, 1, table, [(8, 0.6)]).drafts == (8,)
+    chain = best(sure, 1, table, [(width, 0.15 * width) for width in range(1, 9)])
+    rates = [sum(0.8**k for k in range(width + 1)) / (1 + 0.15 * width) for width in range(9)]
+    assert chain.drafts == (rates.index(max(rates)),) == (5,)
+    assert chain.tokens / chain.seconds == pytest.approx(max(rates))
+    both = best([sure[0], [0.3]], 2, table, [(width, 0.15 * width) for width in range(1, 9)])
+    assert both.drafts[1] == 1, "its draft comes with the others"
+
+
+@pytest.mark.parametrize("each", [0.0, 0.02e-3, 0.15e-3, 0.5e-3])
+def test_a_chain_is_asked_for_what_pays_and_seldom_for_more(each: float) -> None:
+    play = Play(step=0.0, draft=0.05e-3, each=each)
+    fates = np.random.default_rng(0).geometric(0.2, 600) - 1  # each draft survives with 0.8
+    asked = [play.round(int(fate))[0] for fate in fates][200:]
+    rates = [(1 - 0.8 ** (k + 1)) / 0.2 / (1e-3 + (0.05e-3 + each * k) * (k > 0)) for k in range(9)]
+    want = rates.index(max(rates))
+    usual = statistics.median(width for width in asked if width)
+    assert abs(usual - want) <= (1 if each else 0) + (want > 4), (usual, want, rates)
+    wider = sum(width > usual for width in asked)
+    assert wider < 0.4 * len(asked) and (wider or want == 8), "it is looked at now and then"
 
 
 class Play:
     """One request: rounds of which each draft's fate is told; rows cost 1 ms and a share of that for each draft."""
 
-    def __init__(self, step: float = 0.1, draft: float | None = None, controller: CostController | None = None) -> None:
-        self.table = Table({rows: 1e-3 * (1 + step * (rows - 1)) for rows in range(1, 40)}, {1: draft} if draft else {})
+    def __init__(
+        self, step: float = 0.1, draft: float | None = None, controller: CostController | None = None, each: float = 0.0
+    ) -> None:
+        steps = {rows: 1e-3 * (1 + step * (rows - 1)) for rows in range(1, 40)}
+        self.table = Table(steps, {1: draft} if draft else {}, each)
         self.controller = controller or CostController()
         self.controller.begin(1, "mtp")
         self.why = ""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from power_lab.engine.speculation.width.costs import AGE, DROPPED, KEPT, MeasuredCosts
 
@@ -64,10 +66,32 @@ def test_calls_of_drafters_are_known_by_the_nearest_count() -> None:
     costs = MeasuredCosts()
     for requests, seconds in ((2, 1.0), (4, 2.0)):
         for each in (*(99.0,) * DROPPED, seconds):
-            costs.add_draft("mtp", requests, each)
-    assert [costs.draft("mtp", requests) for requests in (1, 2, 3, 4, 9)] == [1.0, 1.0, 1.5, 2.0, 2.0]
-    assert costs.draft("ngram", 2) is None
-    assert "mtp 1000.000 for 2, mtp 2000.000 for 4" in costs.decision().reason
+            costs.add_draft("mtp", requests, 3, each)
+    for width in (3, None):
+        assert [costs.draft("mtp", requests, width) for requests in (1, 2, 3, 4, 9)] == [1.0, 1.0, 1.5, 2.0, 2.0]
+        assert costs.draft("ngram", 2, width) is None
+    assert "mtp 1000.000 for 2 x 3, mtp 2000.000 for 4 x 3" in costs.decision().reason
+
+
+def test_calls_of_several_widths_are_a_line_and_outside_of_them_what_is_worth_trying() -> None:
+    costs = MeasuredCosts()
+    for width, seconds in ((7, 8.0), (3, 4.0)):
+        for each in (*(99.0,) * DROPPED, seconds):
+            costs.add_draft("mtp", 1, width, each)
+    assert [costs.draft("mtp", 1, width) for width in (1, 2, 3, 5, 7, 15)] == pytest.approx([4 / 3, 8 / 3, 4, 6, 8, 8])
+    assert costs.draft("mtp", 1, 4) == costs.draft("mtp", 1, 5), "measured together"
+    assert costs.draft("mtp", 1, 1000) == 8
+    for each in (*(99.0,) * DROPPED, 3.5):
+        costs.add_draft("mtp", 1, 1, each)
+    assert costs.draft("mtp", 1, 1) == 3.5, "a block costs the same"
+
+
+@given(st.sets(st.integers(1, 300)), st.integers(1, 200), st.integers(0, 200), st.sampled_from([(), (1, 4, 8, 16, 64)]))
+def test_a_staircase_is_its_steps(known: set[int], rows: int, count: int, buckets: tuple[int, ...]) -> None:
+    costs = MeasuredCosts(buckets)
+    for at in known:
+        measured(costs, at, float(at))
+    assert costs.staircase(rows, count) == [costs.step(at) for at in range(rows, rows + count)]
 
 
 def test_shapes_without_end_take_no_memory_without_end() -> None:

@@ -60,7 +60,7 @@ def test_costs_are_measured_and_told(numba_ops: Callable[[int], Ops]) -> None:
     engine.generate(PROMPT, with_controller("fixed"))
     points = engine._costs.points()
     assert points.keys() >= {1, 2} and all(seconds > 0 for seconds in points.values())
-    assert (engine._costs.draft("ngram", 1) or 0.0) > 0
+    assert (engine._costs.draft("ngram", 1, 4) or 0.0) > 0
     assert {decision.key: decision for decision in engine.explain()}["step_costs"].value.startswith("1: ")
 
 

@@ -39,8 +39,12 @@ class Costs(Protocol):
         """Of a step of so many rows; steps that are padded to one shape cost the same."""
         ...
 
-    def draft(self, drafter: str, requests: int) -> float | None:
-        """Of one call of a drafter for so many requests."""
+    def staircase(self, rows: int, count: int) -> list[float | None]:
+        """The same of so many numbers of rows, from `rows` on."""
+        ...
+
+    def draft(self, drafter: str, requests: int, width: int | None = None) -> float | None:
+        """Of one call of a drafter for so many requests, the widest of which asks for `width` drafts; None: for any number."""
         ...
 
 

@@ -11,17 +11,23 @@ opinion, pauses that end, measured drafting, and exploration.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, chain, repeat, zip_longest
+from operator import add, truediv
 
 from power_lab.engine.speculation.width import Choice, Costs, WidthAsk
+from power_lab.engine.speculation.width.costs import WIDTHS
 from power_lab.engine.speculation.width.survival import FADE, FADE_SHARED, Rate, Survival
 
 MEASURED = 4  # steps without drafts that are run at most to learn what a number of rows costs
 STALE = 128  # steps with drafts after which one without is run, so that its cost is known as it is now
-FREE = 0.02  # share of a step's seconds below which drafting is taken to cost nothing
+FREE = 0.02  # share of a step's seconds below which drafting, or drafting more, is taken to cost nothing
+NEAR = 1e-12  # rates that are closer are compared without a division
 PROBE = 1  # drafts of the first probe after a pause; doubled while all are accepted
+GROW = 8  # rounds after which a width is asked for that costs more and does not pay as far as is known
 PAUSE, LONGEST = 4, 24  # rounds without drafts where they do not pay; doubled with each probe that failed
 
 
@@ -35,7 +41,7 @@ class _State:
         probe: drafts of the probe that is due, or 0. tried: whether any of its drafts were verified.
         asked: how many its drafter was asked for this round; confidence: of the drafts that are kept.
         dear: whether its drafter's time counted when it was last asked. opinion: whether its drafts say how sure they are.
-        refused: rounds in a row whose drafts were not worth verifying.
+        refused: rounds in a row whose drafts were not worth verifying. wider: rounds since a draft more was asked for, see `GROW`.
     """
 
     drafter: str
@@ -50,6 +56,7 @@ class _State:
     dear: bool = False
     opinion: bool = False
     refused: int = 0
+    wider: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,48 +77,65 @@ class Best:
         )
 
 
-def best(survival: Sequence[Sequence[float]], rows: int, costs: Costs, drafting: float) -> Best:
+def best(
+    survival: Sequence[Sequence[float]], rows: int, costs: Costs, drafting: Sequence[tuple[int, float]] = ()
+) -> Best:
     """The drafts that maximise tokens a second.
 
     Args:
         survival: for each request that of its drafts, none greater than the one before.
         rows: of the step without drafts; each counts as a token, a prompt's too: it waits as long as the others.
         costs: of steps of any size; see `_estimates` for those that were not measured.
-        drafting: seconds that are added to a step with any draft.
+        drafting: (width, seconds), ascending: what is added to a step with drafts, where no request has more than so many. What the last
+            one does not cover is not drafted. Empty: nothing is added.
     """
-    # Ties are broken by position first: a request's drafts stay in order.
-    slots = sorted((-value, at, index) for index, values in enumerate(survival) for at, value in enumerate(values))
-    seconds = _estimates([costs.step(rows + budget) for budget in range(len(slots) + 1)], rows)
-    tokens, count = float(rows), 0
-    best_tokens, best_seconds = tokens, seconds[0]
-    for budget, (value, _, _) in enumerate(slots[: len(seconds) - 1], 1):
-        tokens -= value
-        spent = seconds[budget] + drafting
-        if tokens * best_seconds > best_tokens * spent:
-            count, best_tokens, best_seconds = budget, tokens, spent
-    drafts = [0] * len(survival)
-    for _, _, index in slots[:count]:
-        drafts[index] += 1
-    return Best(tuple(drafts), best_tokens, best_seconds, float(rows), seconds[0])
+    requests = len(survival)
+    # Position by position, so that among equals a request's drafts stay in order, and those up to a width are the first ones.
+    drafts = list(chain.from_iterable(zip_longest(*survival, fillvalue=-1.0)))
+    count = sum(map(len, survival))
+    order = sorted(range(len(drafts)), key=drafts.__getitem__, reverse=True)[:count]
+    seconds = _estimates(costs.staircase(rows, count + 1), rows)
+    chosen: Sequence[int] = ()
+    tokens, spent = float(rows), seconds[0]
+    for width, extra in drafting or ((len(drafts), 0.0),):
+        fitting = order if width * requests >= len(drafts) else [slot for slot in order if slot < width * requests]
+        reached = list(accumulate(map(drafts.__getitem__, fitting), initial=float(rows)))
+        taken = [seconds[0], *map(add, seconds[1:], repeat(extra))] if extra else seconds
+        rates = list(map(truediv, reached, taken))
+        peak = max(rates) * (1 - NEAR)
+        for budget in [at for at, rate in enumerate(rates) if rate >= peak]:
+            if reached[budget] * spent > tokens * taken[budget]:
+                chosen, tokens, spent = fitting[:budget], reached[budget], taken[budget]
+    widths = [0] * requests
+    for slot in chosen:
+        widths[slot % requests] += 1
+    return Best(tuple(widths), tokens, spent, float(rows), seconds[0])
 
 
-def _estimates(measured: Sequence[float | None], rows: int) -> list[float]:
+def _estimates(measured: list[float | None], rows: int) -> list[float]:
     """Seconds of steps of `rows` rows and more, one by one, as measured or guessed; of as many as may be tried.
 
     A gap costs what the size below it does, so it is tried where it would be best, and known then; the beginning what the first above it
     does. Beyond the last, the line through the last two goes on, up to twice the rows: what is far from all that was measured is come to
     step by step. Where nothing was measured, all cost 1: tokens alone decide.
     """
+    if all(measured):
+        return measured  # type: ignore[return-value]  # all of them are numbers
     known = [(budget, seconds) for budget, seconds in enumerate(measured) if seconds]
     if not known:
         return [1.0] * len(measured)
     last, (end, above) = known[-2:], known[-1]
     slope = max(0.0, (above - last[0][1]) / (end - last[0][0])) if len(last) == 2 else 0.0
-    estimates, below = [], known[0][1]
-    for budget, seconds in enumerate(measured[: rows + 2 * end + 1]):
-        below = seconds or below
-        estimates.append(below if budget <= end else above + slope * (budget - end))
-    return estimates
+    below = known[0][1]
+    estimates = [below := seconds or below for seconds in measured[: end + 1]]
+    beyond = min(len(measured), rows + 2 * end + 1) - len(estimates)
+    return estimates + [above + slope * budget for budget in range(1, beyond + 1)]
+
+
+def _call(costs: Costs, drafter: str, requests: int, width: int) -> float:
+    """Seconds of a drafter's call; of any width where this one was not measured, and none where no call was."""
+    known = costs.draft(drafter, requests, width)
+    return (costs.draft(drafter, requests) if known is None else known) or 0.0
 
 
 class CostController:
@@ -162,8 +186,8 @@ class CostController:
     def keep(self, asks: Sequence[WidthAsk], other_rows: int, costs: Costs) -> list[Choice]:
         states = [self._states[ask.request_id] for ask in asks]
         survival = [self._survival(ask) for ask in asks]
-        found = best(survival, other_rows + len(asks), costs, 0.0)
-        choices = []
+        found = best(survival, other_rows + len(asks), costs)
+        pays, choices = found.why, []
         for ask, state, values, drafts in zip(asks, states, survival, found.drafts, strict=True):
             state.opinion = bool(ask.confidence)
             if not drafts and not state.probe:
@@ -172,7 +196,7 @@ class CostController:
                 drafts = min(ask.most, state.probe)
                 choices.append(Choice(drafts, f"{drafts}: a probe"))
             else:
-                why = found.why if drafts else f"the first draft survives with {values[0]:.2f}, which does not pay"
+                why = pays if drafts else f"the first draft survives with {values[0]:.2f}, which does not pay"
                 choices.append(Choice(drafts, f"{drafts}: {why}"))
             state.confidence = ask.confidence[:drafts]
         self._since[(other_rows + len(asks)).bit_length()] += any(choice.drafts for choice in choices)
@@ -211,9 +235,12 @@ class CostController:
 
     def _bound(self, asks: Sequence[WidthAsk], other_rows: int, costs: Costs) -> dict[int, Choice]:
         """Choices of the requests that neither pause nor are probed, by what is learnt of their drafts."""
+        if not asks:
+            return {}
         states = [self._states[ask.request_id] for ask in asks]
-        drafting = self._drafting(states, costs)
-        dear = drafting > FREE * (costs.step(other_rows + len(asks)) or 0.0)
+        free = FREE * (costs.step(other_rows + len(asks)) or 0.0)
+        drafting = self._drafting(states, max(ask.most for ask in asks), costs, free)
+        dear = drafting[-1][1] > free
         for state in states:
             state.dear = dear
         if not dear and all(state.opinion for state in states):
@@ -221,32 +248,50 @@ class CostController:
             return {ask.request_id: self._give(ask, ask.most, f"{ask.most}: {why}") for ask in asks}
         survival = [s.survival.learnt(self._shared[s.drafter], ask.most) for s, ask in zip(states, asks, strict=True)]
         found = best(survival, other_rows + len(asks), costs, drafting)
-        choices = {}
+        pays, choices = found.why, {}
+        widest = max(found.drafts)
+        paid = next(width for width, _ in drafting if width >= widest)
         for ask, state, values, drafts in zip(asks, states, survival, found.drafts, strict=True):
-            if drafts or (
-                state.opinion and not dear
-            ):  # one more than pays as far as is known, so that the width can grow
-                drafts = min(ask.most, drafts + 1) if dear else ask.most
-                choice = self._give(ask, drafts, f"{drafts}: {found.why}")
+            if drafts or (state.opinion and not dear):
+                drafts = min(ask.most, self._grown(state, drafts, paid)) if dear else ask.most
+                choice = self._give(ask, drafts, f"{drafts}: {pays}")
             elif not state.tried:
                 state.probe = PROBE
                 choice = self._give(ask, PROBE, f"{PROBE}: a first probe")
             else:
                 self._rest(state)
-                dearly = f" and costs {1e3 * drafting:.2f} ms to make" if dear else ""
+                dearly = f" and costs {1e3 * drafting[0][1]:.2f} ms to make" if dear else ""
                 why = f"0: the first draft survives with {values[0]:.2f}{dearly}, which does not pay"
                 rest, state.pause, state.probe = state.pause, 0, PROBE
                 choice = self._give(ask, 0, f"{why}; {rest} rounds more without", rest)
             choices[ask.request_id] = choice
         return choices
 
-    def _drafting(self, states: Sequence[_State], costs: Costs) -> float:
-        """Seconds of the drafter calls for these requests, for each that is answered: a drafter that seldom has drafts costs as often."""
-        total = 0.0
-        for drafter in sorted({state.drafter for state in states}):
-            rates = [state.answered.mean(1.0) for state in states if state.drafter == drafter]
-            total += (costs.draft(drafter, len(rates)) or 0.0) * len(rates) / sum(rates)
-        return total
+    def _drafting(self, states: Sequence[_State], most: int, costs: Costs, free: float) -> list[tuple[int, float]]:
+        """Seconds of the drafter calls for these requests by the widest draft, ascending, up to the most; see `best`. A width that is
+        cheaper than the next one by less than `free` is left out.
+
+        They are for each call that is answered: a drafter that seldom has drafts costs as often.
+        """
+        calls: dict[str, list[float]] = {}
+        for state in states:
+            calls.setdefault(state.drafter, []).append(state.answered.mean(1.0))
+
+        def seconds(width: int) -> float:
+            each = ((_call(costs, name, len(rates), width), rates) for name, rates in sorted(calls.items()))
+            return sum(one * len(rates) / sum(rates) for one, rates in each)
+
+        levels = [(most, seconds(most))]
+        if levels[0][1] - seconds(1) > free:
+            for width in reversed(WIDTHS[: bisect_left(WIDTHS, most)]):
+                if levels[-1][1] - (less := seconds(width)) > free:
+                    levels.append((width, less))
+        return levels[::-1]
+
+    def _grown(self, state: _State, drafts: int, paid: int) -> int:
+        """One draft more than pays as far as is known, so that the width can grow; where the drafter takes longer for it, seldom."""
+        state.wider = (state.wider + 1) % GROW
+        return drafts + 1 if drafts < paid or not state.wider else drafts
 
     def _survival(self, ask: WidthAsk) -> list[float]:
         state = self._states[ask.request_id]

@@ -13,10 +13,12 @@ DROPPED = 2  # first samples of a shape: it compiles, is captured, or finds cold
 KEPT = 31  # samples that a median is taken of, the latest
 AGE = 1024  # samples of all sizes after which one is no longer among them, unless there is no other
 SHAPES = 1024  # that are known to be warm
+WIDTHS = (1, 2, 3, 5, 7, 11, 15, 23, 31, 47, 63)
+"""Widths of a drafter's calls that are measured; what lies between two of them counts as the wider one."""
 
 
 class MeasuredCosts:
-    """Running medians of seconds by rows of a step, and by drafter and requests of a call.
+    """Running medians of seconds by rows of a step, and by drafter, width and requests of a call.
 
     A step's seconds are those between commits: from the commit before it, or from its own beginning if that is later, to its own commit.
     So they are what the step took of the engine's time, its Python included, whether or not the device ran ahead; drafting is not in them.
@@ -29,15 +31,20 @@ class MeasuredCosts:
     def __init__(self, buckets: Sequence[int] = ()) -> None:
         self._buckets = tuple(buckets)
         self._steps = _Medians()
-        self._drafts: dict[str, _Medians] = {}
+        self._drafts: dict[str, dict[int, _Medians]] = {}  # by width, ascending
+        self._known: dict[tuple[str, int], list[tuple[int, float]]] = {}
 
     def add_step(self, shape: Hashable, rows: int, seconds: float) -> None:
         """A committed step. shape: what it ran in, for telling first samples; rows: of that shape, padding included."""
         self._steps.add(shape, self._point(rows), seconds)
 
-    def add_draft(self, drafter: str, requests: int, seconds: float) -> None:
-        """A call of a drafter for so many requests."""
-        self._drafts.setdefault(drafter, _Medians()).add(requests, requests, seconds)
+    def add_draft(self, drafter: str, requests: int, width: int, seconds: float) -> None:
+        """A call of a drafter for so many requests, the widest of which asked for `width` drafts."""
+        widths, width = self._drafts.setdefault(drafter, {}), _width(width)
+        if width not in widths:
+            self._drafts[drafter] = widths = dict(sorted({**widths, width: _Medians()}.items()))
+        widths[width].add(requests, requests, seconds)
+        self._known.clear()
 
     def step(self, rows: int) -> float | None:
         point = self._point(rows)
@@ -45,10 +52,31 @@ class MeasuredCosts:
             return self._steps.at(point)
         return self._steps.between(point)
 
-    def draft(self, drafter: str, requests: int) -> float | None:
-        """Of a call for the nearest count that was measured, or between two."""
-        medians = self._drafts.get(drafter)
-        return None if medians is None else medians.nearest(requests)
+    def staircase(self, rows: int, count: int) -> list[float | None]:
+        seconds: list[float | None] = []
+        end = rows + count
+        while rows < end:  # all up to a point share it
+            point = self._point(rows)
+            seconds += [self.step(rows)] * (min(point + 1, end) - rows)
+            rows = point + 1
+        return seconds
+
+    def draft(self, drafter: str, requests: int, width: int | None = None) -> float | None:
+        """Of a call for the nearest count of requests that was measured, or between two, and between two widths on a straight line.
+
+        Outside of the measured widths a narrower call is taken to cost in proportion, and a wider one no more: what would pay if that were
+        so is tried, and known then.
+        """
+        known = self._known.get((drafter, requests)) or self._learn(drafter, requests)
+        width = WIDTHS[-1] if width is None else _width(width)
+        low, below = 0, 0.0
+        for high, seconds in known:
+            if high == width:
+                return seconds
+            if high > width:
+                return below + (seconds - below) * ((width - low) / (high - low))
+            low, below = high, seconds
+        return below if known else None
 
     def points(self) -> dict[int, float]:
         """Rows -> seconds of every size of step that was measured."""
@@ -57,17 +85,25 @@ class MeasuredCosts:
     def decision(self) -> Decision:
         told = [f"{rows}: {1e3 * seconds:.2f}" for rows, seconds in self.points().items()]
         drafts = [
-            f"{name} {1e3 * medians.points()[n]:.3f} for {n}"
-            for name, medians in self._drafts.items()
-            for n in medians.points()
+            f"{name} {1e3 * seconds:.3f} for {n} x {width}"
+            for name, widths in self._drafts.items()
+            for width, medians in widths.items()
+            for n, seconds in medians.points().items()
         ]
         return Decision(
             key="step_costs",
             value=", ".join(told[:16]) or "not measured yet",
             owner="runtime",
             reason=f"ms of a step by rows, medians of the last {KEPT} between commits, which controller='cost' weighs drafts with"
-            + (f"; of a drafter's call by requests: {', '.join(drafts[:8])}" if drafts else ""),
+            + (f"; of a drafter's call by requests x drafts: {', '.join(drafts[:8])}" if drafts else ""),
         )
+
+    def _learn(self, drafter: str, requests: int) -> list[tuple[int, float]]:
+        """(width, seconds) of calls for so many requests, ascending; kept until there is another call of the drafter."""
+        widths = self._drafts.get(drafter, {})
+        known = [(at, seconds) for at, medians in widths.items() if (seconds := medians.nearest(requests)) is not None]
+        self._known[drafter, requests] = known
+        return known
 
     def _point(self, rows: int) -> int:
         at = bisect_left(self._buckets, rows)
@@ -75,6 +111,11 @@ class MeasuredCosts:
             return self._buckets[at]
         unit = max(1, 1 << max(0, rows.bit_length() - 4))
         return -(-rows // unit) * unit
+
+
+def _width(width: int) -> int:
+    """What is measured together with it."""
+    return WIDTHS[min(bisect_left(WIDTHS, width), len(WIDTHS) - 1)]
 
 
 class _Medians:
