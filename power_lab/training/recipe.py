@@ -41,6 +41,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         texts: of a batch; rows: drafts of each kind in a batch.
         rate, rate_mtp, warmup, clip, weight_decay: AdamW's largest learning rate (cosine to a hundredth of it), MTP's, the first steps,
             the largest gradient norm, decay of matrices.
+        share_mtp: of the steps, those in which MTP learns too: it needs fewer than the block drafters.
         decay, hard: see `losses.weights` and `losses.Truth`.
     """
 
@@ -72,6 +73,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     rows: int = 12288
     rate: float = 1.5e-3
     rate_mtp: float = 1e-3
+    share_mtp: float = 1.0
     warmup: int = 100
     clip: float = 1.0
     weight_decay: float = 0.02
@@ -82,6 +84,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         for kind in self.kinds:
             if kind not in CLASSES:
                 raise ConfigError("kinds", f"{kind!r} is not a drafter", f"Use some of {', '.join(get_args(Kind))}.")
+        if not 0 < self.share_mtp <= 1:
+            raise ConfigError("share_mtp", f"{self.share_mtp} is not a share of the steps", "Use 1 for all of them.")
         if self.block_size < 2 or self.texts < 1 or self.rows < 1 or self.longest < 8:
             raise ConfigError("recipe", "block_size, texts, rows or longest is too small")
 
@@ -155,6 +159,11 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         if kind == "mtp":
             return self.chain if progress < self.lengthen else self.chain_last
         return self.block_size - (0 if self.from_anchor else 1)
+
+    def learns(self, kind: Kind, step: int) -> bool:
+        """Whether this kind takes part in a step."""
+        share = self.share_mtp if kind == "mtp" else 1.0
+        return math.floor((step + 1) * share) > math.floor(step * share)
 
     def peak(self, kind: Kind) -> float:
         """Largest learning rate."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -64,7 +65,7 @@ class Trainer:
         self.step = 0
         self.graphs = Graphs(target.device)
         self._losses: dict[Kind, Tensor] = {kind: torch.zeros((), device=target.device) for kind in self.drafters}
-        self._summed = 0
+        self._summed = Counter[Kind]()
         self.phase: Callable[[str], AbstractContextManager[Any, Any]] = nullcontext
 
     def _inherit(self) -> None:
@@ -87,35 +88,41 @@ class Trainer:
         return batches
 
     def train(self, texts: Texts, progress: float) -> None:
-        """One step of every kind; progress: share of the training that lies behind."""
+        """One step of every kind whose turn it is; progress: share of the training that lies behind."""
         recipe = self.recipe
         inputs: dict[str, np.ndarray] = {"tokens": texts.tokens, "lengths": texts.lengths}
-        widths: dict[Kind, int] = {kind: recipe.width(kind, progress) for kind in self.drafters}
-        for number, kind in enumerate(self.drafters):
+        widths: dict[Kind, int] = {
+            kind: recipe.width(kind, progress) for kind in self.drafters if recipe.learns(kind, self.step)
+        }
+        for number, kind in enumerate(widths):
             rng = np.random.default_rng([recipe.seed, self.step, number])
             inputs[kind] = anchors(texts, max(1, recipe.rows // (len(texts.lengths) * widths[kind])), rng)
             self._rate(kind, recipe.peak(kind) * recipe.share(self.step, progress))
         self.graphs.run(lambda held: self._learn(held, widths), inputs, key=tuple(widths.items()))
         self.step += 1
-        self._summed += 1
+        for kind in widths:
+            self._summed[kind] += 1
 
     def losses(self) -> dict[Kind, float]:
         """Means over the steps since this was last asked."""
-        means: dict[Kind, float] = {kind: float(value) / max(self._summed, 1) for kind, value in self._losses.items()}
+        means: dict[Kind, float] = {
+            kind: float(value) / max(self._summed[kind], 1) for kind, value in self._losses.items()
+        }
         for value in self._losses.values():
             value.zero_()
-        self._summed = 0
+        self._summed.clear()
         return means
 
     def _learn(self, held: dict[str, Tensor], widths: dict[Kind, int]) -> None:
-        """The device's part of a step. held: tokens, lengths and each kind's anchors."""
+        """The device's part of a step. held: tokens, lengths and anchors of each kind in `widths`."""
         with self.phase("target"):
             tokens, lengths = held["tokens"], held["lengths"]
             seen = Observed.of(self.target, self.whole, self.drafts, tokens, lengths, self._taps, truth=True)
-        for kind, drafter in self.drafters.items():
+        for kind, width in widths.items():
+            drafter = self.drafters[kind]
             self._optimisers[kind].zero_grad(set_to_none=True)
             with self.phase(f"{kind} forward"), self.autocast():
-                asked = seen.asked(drafter.config.taps, held[kind], widths[kind])
+                asked = seen.asked(drafter.config.taps, held[kind], width)
                 truth = seen.truth(asked, self.recipe.decay, self.recipe.hard)
                 value = loss(drafter, self.drafts, asked, truth)
             with self.phase(f"{kind} backward"):

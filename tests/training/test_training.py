@@ -109,3 +109,22 @@ def test_a_recipe_names_what_is_wrong(setting: str) -> None:
     with pytest.raises(ConfigError, match=setting.split("=")[0] if setting != "kinds=eagle" else "eagle"):
         _recipe([setting], 0)
     assert _recipe(["ffn=96", "taps=1,2", "kinds=mtp"], 4) == Recipe(ffn=96, taps=(1, 2), kinds=("mtp",), seed=4)
+
+
+def test_mtp_learns_in_its_share_of_the_steps_and_with_longer_chains_at_the_end(corpus: Corpus) -> None:
+    recipe = msgspec.structs.replace(RECIPE, share_mtp=0.4, chain=3, chain_last=5, lengthen=0.5)
+    assert [recipe.learns("mtp", step) for step in range(5)] == [False, False, True, False, True]
+    assert all(recipe.learns("dspark", step) for step in range(5))
+    assert [recipe.width("mtp", progress) for progress in (0.0, 0.49, 0.5, 1.0)] == [3, 3, 5, 5]
+    made = trainer(corpus, kinds=("mtp", "dspark"), share_mtp=0.5, chain=3, chain_last=5, lengthen=0.5)
+    batches, weight = made.texts(), made.drafters["mtp"].norm.weight
+    before = weight.detach().clone()
+    made.train(next(batches), 0.0)
+    assert torch.equal(weight, before)
+    made.train(next(batches), 0.9)
+    assert not torch.equal(weight, before)
+    losses = made.losses()
+    assert 0 < losses["mtp"] < 10
+    assert made.losses() == {"mtp": 0.0, "dspark": 0.0}
+    with pytest.raises(ConfigError, match="share_mtp"):
+        Recipe(share_mtp=0.0)
