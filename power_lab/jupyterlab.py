@@ -69,21 +69,31 @@ def tour_at(folder: Path | None) -> tuple[Path, Path]:
     root = (folder or Path()).absolute()
     copies = root / COPIES
     try:
-        copies.mkdir(parents=True, exist_ok=True)
-        for source in _shipped(own.parent):
-            if not (copies / source.name).exists():
-                shutil.copyfile(source, copies / source.name)
+        for name, source in _shipped(own.parent).items():
+            copy = copies / name
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            if not copy.exists():
+                shutil.copyfile(source, copy)
     except OSError as error:
         raise PowerLabError(f"{copies}: cannot be written: {error.strerror}.", "Give a folder of your own.") from None
     return root, Path(COPIES) / TOUR
 
 
-def _shipped(checkout: Path) -> list[Path]:
-    """The notebooks of this installation."""
+def _shipped(checkout: Path) -> dict[Path, Path]:
+    """The notebooks of this installation, the lessons in a folder of their own: path below `COPIES` -> file."""
     if checkout.is_dir():
-        return sorted(checkout.glob("*.ipynb"))
-    files = metadata.files("power-lab") or []
-    return sorted(Path(str(f.locate())).resolve() for f in files if "share/power-lab/notebooks" in f.as_posix())
+        return {path.relative_to(checkout): path for path in sorted(checkout.rglob("*.ipynb")) if _is_ours(path)}
+    shared, files = "share/power-lab/notebooks/", metadata.files("power-lab") or []
+    return {
+        Path(file.as_posix().split(shared, 1)[1]): Path(str(file.locate())).resolve()
+        for file in sorted(files)
+        if shared in file.as_posix()
+    }
+
+
+def _is_ours(path: Path) -> bool:
+    """Not one of the copies that Jupyter keeps of a notebook that was opened."""
+    return ".ipynb_checkpoints" not in path.parts
 
 
 def command(root: Path, notebook: Path, port: int, browser: bool) -> list[str]:

@@ -320,9 +320,13 @@ class TestLab:
         root, tour = tour_at(tmp_path)
         assert root == tmp_path
         assert (root / tour).is_file()
+        lesson = root / tour.parent / "lessons" / "speculation.ipynb"
+        assert lesson.is_file()
         (root / tour).write_text("mine")
+        lesson.write_text("mine too")
         tour_at(tmp_path)
         assert (root / tour).read_text() == "mine"
+        assert lesson.read_text() == "mine too"
 
     def test_a_checkout_opens_its_own_notebooks(self):
         from power_lab.jupyterlab import tour_at

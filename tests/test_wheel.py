@@ -42,8 +42,9 @@ def test_the_kernelspec_lands_where_jupyter_looks(wheel):
     assert {"logo-svg.svg", "logo-32x32.png", "logo-64x64.png"} <= logos
 
 
-def test_the_tour_travels_along(wheel):
-    assert any(name.endswith("share/power-lab/notebooks/tour.ipynb") for name in wheel.namelist())
+def test_the_notebooks_travel_along(wheel):
+    for notebook in ("tour.ipynb", "lessons/speculation.ipynb"):
+        assert any(name.endswith(f"share/power-lab/notebooks/{notebook}") for name in wheel.namelist())
 
 
 def test_metadata_names_command_licence_and_windows_of_versions(wheel):

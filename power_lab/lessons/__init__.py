@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from power_lab.lessons.checks import check
     from power_lab.lessons.explorer import explore
-    from power_lab.lessons.figures import costs_chart, lattice_chart, position_table, slots_chart, window_table
+    from power_lab.lessons.figures import costs_chart, position_table, slots_chart, walk_table, window_table
     from power_lab.lessons.lattice import lattice_of
     from power_lab.lessons.microscope import Microscope
     from power_lab.lessons.ordinary import load_ordinary
@@ -19,10 +19,10 @@ _HOMES = {
     "costs_chart": "figures",
     "explore": "explorer",
     "lattice_of": "lattice",
-    "lattice_chart": "figures",
     "load_ordinary": "ordinary",
     "position_table": "figures",
     "slots_chart": "figures",
+    "walk_table": "figures",
     "window_table": "figures",
 }
 __all__ = [
@@ -30,11 +30,11 @@ __all__ = [
     "check",
     "costs_chart",
     "explore",
-    "lattice_chart",
     "lattice_of",
     "load_ordinary",
     "position_table",
     "slots_chart",
+    "walk_table",
     "window_table",
 ]
 

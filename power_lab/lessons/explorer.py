@@ -1,6 +1,6 @@
-"""What-if results by width, to page through on a saved page: radio buttons and style alone, no script and no kernel.
+"""What-if results by width, to open one after the other on a saved page: HTML's own disclosures, no script and no kernel.
 
-The buttons are one group, so the arrow keys walk through the widths as on a slider. Where styles are stripped, all widths are shown.
+The disclosures are one group, so that opening one closes the others; Tab and Enter do what the pointer does.
 """
 
 from __future__ import annotations
@@ -12,80 +12,48 @@ from uuid import uuid4
 from power_lab.lessons.figures import Figure, meter, table
 from power_lab.tables import text_table
 from power_lab.what_if import WhatIf
-from power_lab.widgets.palette import TOKENS
-from power_lab.widgets.rounds_chart import rounds_chart
+from power_lab.widgets.text import count
 
-_HEAD = ("width", "rounds", "drafted", "wasted", "tokens a pass", "predicted tokens/s")
-_STYLE = (
-    ".power-lab .pl-pick{{margin-top:14px}}.power-lab .pl-pick label{{display:inline-block;padding:3px 11px;margin:0 4px 6px 0;"
-    "border:1px solid rgba(128,128,128,.5);border-radius:4px;cursor:pointer}}"
-    ".power-lab .pl-pick>input{{position:absolute;opacity:0}}.power-lab .pl-pick .pl-panel{{display:none}}"
-    ".power-lab .pl-pick>input:focus-visible+label{{outline:2px solid var(--jp-brand-color1,#1976d2)}}"
-    ".power-lab .pl-pick>input:checked+label{{font-weight:700;border-width:2px;border-color:currentColor}}{shown}"
-)
+_HEAD = ("width", "rounds", "drafted", "in vain", "tokens a round", "predicted tokens/s")
 
 
 def explore(results: Mapping[int, WhatIf], chosen: int = 0) -> Figure:
-    """A row for each width, and below them the rounds of the one that is chosen.
+    """A row for each width, and below them the rounds of each, one open.
 
     Args:
         results: width -> what it comes to.
-        chosen: the width that is shown at first; 0 is the fastest, or the one of fewest rounds where nothing was measured.
+        chosen: the width that is open at first; 0 is the fastest, or the one of fewest rounds where nothing was measured.
     """
     speeds = {width: result.tokens_per_s for width, result in results.items()}
-    known = [speed for speed in speeds.values() if not math.isnan(speed)]
+    known = {width: speed for width, speed in speeds.items() if not math.isnan(speed)}
     if not chosen:
         fewest = min(results, key=lambda width: (results[width].target_passes, width))
-        chosen = max((w for w in speeds if not math.isnan(speeds[w])), key=lambda w: speeds[w], default=fewest)
+        chosen = max(known, key=lambda width: known[width], default=fewest)
     cells, lines = [], []
     for width, result in results.items():
-        speed = speeds[width]
-        numbers = (
-            str(width),
-            f"{result.target_passes}",
-            f"{result.drafted}",
-            f"{result.wasted}",
+        numbers = (width, result.target_passes, result.drafted, result.wasted)
+        line = (
+            *map(str, numbers),
             f"{result.tokens_per_pass:.2f}",
+            f"{known[width]:.0f}" if width in known else "not measured",
         )
-        shown = "not measured" if math.isnan(speed) else f"{speed:.0f}"
-        bar = "" if math.isnan(speed) else meter(speed / max(known), "accepted", wide=160)
-        cells.append((*numbers, f"{bar}{shown}"))
-        lines.append((*numbers, shown))
-    return Figure(table(_HEAD, cells, left=(5,)) + _picks(results, chosen), text_table(lines, _HEAD))
-
-
-def _picks(results: Mapping[int, WhatIf], chosen: int) -> str:
+        bar = meter(known[width] / max(known.values()), "accepted", wide=160) if width in known else ""
+        cells.append((*line[:-1], bar + line[-1]))
+        lines.append(line)
     group = f"pl-{uuid4().hex[:10]}"
-    buttons = "".join(
-        f'<input type="radio" name="{group}" id="{group}-{width}"{" checked" if width == chosen else ""}>'
-        f'<label for="{group}-{width}">{width}</label>'
-        for width in results
-    )
-    panels = "".join(
-        f'<div class="pl-panel pl-panel-{width}"><p class="pl-note">Width {width}: '
-        f"{result.target_passes} rounds for {result.tokens} tokens.</p>{rounds_chart(result.rounds)}</div>"
-        for width, result in results.items()
-    )
-    shown = "".join(
-        f".power-lab #{group}-{width}:checked~.pl-panels .pl-panel-{width}{{display:block}}" for width in results
-    )
-    return (
-        f'<style>{_STYLE.format(shown=shown)}</style><div class="pl-pick" role="group" aria-label="Width">{buttons}'
-        f'<div class="pl-panels">{panels}</div></div>{_key()}'
-    )
+    opened = "".join(_rounds(width, result, group, width == chosen) for width, result in results.items())
+    return Figure(f"{table(_HEAD, cells, left=(5,))}<div>{opened}</div>", text_table(lines, _HEAD))
 
 
-def _key() -> str:
-    words = {"accepted": "kept drafts", "plain": "the target's own token", "rejected": "drafts in vain, below the line"}
-    items = "".join(
-        f'<span style="display:inline-block;width:10px;height:10px;margin:0 5px 0 14px;{_look(name)}"></span>{word}'
-        for name, word in words.items()
-    )
-    return f'<p class="pl-note">{items}</p>'
-
-
-def _look(name: str) -> str:
-    mark = TOKENS[name]
-    if name == "rejected":
-        return f"border:1px solid {mark.light}"
-    return f"background:{mark.dark if name == 'plain' else mark.light}"
+def _rounds(width: int, result: WhatIf, group: str, shown: bool) -> str:
+    """One width: a column for each round that drafted or emitted."""
+    rounds = result.rounds
+    rows = [
+        ("drafts kept", *(str(entry.accepted) for entry in rounds)),
+        ("drafts in vain", *(str(len(entry.drafted) - entry.accepted) for entry in rounds)),
+        ("tokens", *(str(len(entry.emitted)) for entry in rounds)),
+    ]
+    what = f"Width {width}: {count(result.target_passes, 'round')} for {count(result.tokens, 'token')}"
+    head = ("round", *map(str, range(len(rounds))))
+    box = f'<div class="pl-scroll" style="overflow-x:auto" tabindex="0">{table(head, rows, left=(0,))}</div>'
+    return f'<details name="{group}"{" open" if shown else ""}><summary>{what}</summary>{box}</details>'

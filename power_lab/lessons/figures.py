@@ -1,4 +1,4 @@
-"""Figures of the lessons: plain HTML and SVG without scripts, which look the same on a saved page. Each also has a text form."""
+"""Figures of the lessons: HTML tables, which stay readable where scripts, styles and SVG are taken out. Each has a text form too."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from importlib.resources import files
 
 import numpy as np
 
+from power_lab.lessons.lattice import Lattice
 from power_lab.lessons.microscope import Row, Window
 from power_lab.run import NO_MATH
 from power_lab.tables import text_table
@@ -137,64 +138,39 @@ def slots_chart(windows: Sequence[Window], piece: Piece) -> Figure:
     )
 
 
-def lattice_chart(
-    columns: Sequence[Sequence[str]],
-    unary: Sequence[np.ndarray],
-    pair: Sequence[np.ndarray],
-    alone: Sequence[int],
-    walk: Sequence[int],
-) -> Figure:
-    """Candidates in columns, one a position; between two columns a line for each pair, thick where they go together.
+def walk_table(grid: Lattice, alone: Sequence[int], walk: Sequence[int]) -> Figure:
+    """The candidates of each position, with what each is worth by itself and beside the one that the walk has just chosen.
 
     Args:
-        columns: [P][K] texts of the candidates. unary: P arrays f [K], log-probability of each alone.
-        pair: P - 1 arrays f [K, K], what having `row` before adds to `column`.
-        alone: the best of each column by itself. walk: the path.
+        alone: the best candidate of each position by itself. walk: the path.
     """
-    wide, high, box, left, top = 210, 46, 116, 8, 26
-    width, height = left + wide * (len(columns) - 1) + box + 8, top + high * max(map(len, columns)) + 6
-    parts = []
-    for at, pairs in enumerate(pair):
-        for before, after in np.ndindex(pairs.shape):
-            value, chosen = float(pairs[before, after]), walk[at] == before and walk[at + 1] == after
-            x0, x1 = left + wide * at + box, left + wide * (at + 1)
-            y0, y1 = (top + high * row + 15 for row in (before, after))
-            line = TOKENS["accepted"].light if chosen else "currentColor"
-            look = f'stroke="{line}" stroke-width="{4 if chosen else max(0.4, min(3.0, 1.2 + value / 2)):.1f}"'
-            shade = 1 if chosen else max(0.08, min(0.6, 0.25 + value / 8))
-            parts.append(
-                f'<line x1="{x0}" y1="{y0}" x2="{x1}" y2="{y1}" {look} stroke-opacity="{shade:.2f}"><title>{value:+.2f}</title></line>'
+    head = ("position", "candidate", "p alone", "own score", "pair score", "sum", "chosen by")
+    cells, lines = [], []
+    for at, (column, unary) in enumerate(zip(grid.texts, grid.unary, strict=True)):
+        pair = grid.pair[at - 1][walk[at - 1]] if at else np.zeros_like(unary)
+        for one, text in enumerate(column):
+            words = [*(["the walk"] if walk[at] == one else []), *(["best alone"] if alone[at] == one else [])]
+            numbers = (f"{np.exp(unary[one]):.3f}", f"{unary[one]:.2f}", f"{pair[one]:+.2f}" if at else "")
+            total, note = f"{unary[one] + pair[one]:.2f}", ", ".join(words) or "–"
+            place = f"+{at + 1}" if one == 0 else ""
+            mark = "accepted" if walk[at] == one else "plain"
+            cells.append(
+                (
+                    place or "&nbsp;",
+                    _token(text, mark),
+                    *(cell or "–" for cell in numbers),
+                    _won(total, walk[at] == one),
+                    note,
+                )
             )
-    for at, column in enumerate(columns):
-        x = left + wide * at
-        parts.append(
-            f'<text x="{x}" y="14" font-size="12" fill="currentColor" fill-opacity="0.8">position +{at + 1}</text>'
-        )
-        for row, text in enumerate(column):
-            y, on, first = top + high * row, walk[at] == row, alone[at] == row
-            edge = TOKENS["accepted"].light if on else "currentColor"
-            dash = ' stroke-dasharray="4 3"' if first and not on else ""
-            thick = 3 if on else 2 if first else 1
-            parts.append(
-                f'<g><title>alone: {np.exp(unary[at][row]):.3f}</title><rect x="{x}" y="{y}" width="{box}" height="30" rx="4" '
-                f'fill="{TOKENS["accepted"].light if on else "currentColor"}" fill-opacity="{0.22 if on else 0.05}" '
-                f'stroke="{edge}" stroke-width="{thick}"{dash}/><text x="{x + 8}" y="{y + 20}" font-size="13" fill="currentColor" '
-                f'font-family="monospace">{visible(text)}</text><text x="{x + box - 8}" y="{y + 20}" font-size="11" text-anchor="end" '
-                f'fill="currentColor">{np.exp(unary[at][row]):.2f}</text></g>'
-            )
-    svg = (
-        f'<svg role="img" aria-label="Candidates of each position, and the path through them" width="{width}" height="{height}" '
-        f'viewBox="0 0 {width} {height}" style="max-width:100%;height:auto;display:block">{"".join(parts)}</svg>'
-    )
-    lines = [(f"+{at + 1}", column[alone[at]], column[walk[at]]) for at, column in enumerate(columns)]
-    note = '<p class="pl-note">Dashed: the best of its column alone. Filled, with the thick line: the walk.</p>'
-    return Figure(svg + note, text_table(lines, ("position", "alone", "walk")))
+            lines.append((place, repr(text), *numbers, total, note))
+    return Figure(table(head, cells, left=(1, 6)), text_table(lines, head))
 
 
 def costs_chart(seconds: Mapping[int, float]) -> Figure:
     """Seconds of a step by its rows, as bars, beside what as many steps of one row would take."""
     one = seconds[min(seconds)]
-    head = ("rows", "ms", "", "times one row", "ms a row")
+    head = ("rows", "ms", "beside the widest", "times one row", "ms a row")
     most = max(seconds.values())
     cells = [
         (

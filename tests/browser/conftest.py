@@ -21,8 +21,7 @@ ROOT = Path(__file__).parents[2]
 def lab_server(tmp_path_factory, smollm2_path):
     """JupyterLab on a folder that holds a copy of the notebooks, with its own settings and its own engine host."""
     root, private = tmp_path_factory.mktemp("notebooks"), tmp_path_factory.mktemp("jupyter")
-    for notebook in (ROOT / "notebooks").glob("*.ipynb"):
-        shutil.copy(notebook, root)
+    shutil.copytree(ROOT / "notebooks", root, dirs_exist_ok=True)
     with own_home(tmp_path_factory.mktemp("home")) as home:
         environment = {**os.environ, "POWER_LAB_HOME": str(home)}
         with lab.serve(root, private, environment) as server:

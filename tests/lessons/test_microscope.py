@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from power_lab.kernels import reference
-from power_lab.lessons import Microscope, explore, lattice_chart, lattice_of, position_table, slots_chart, window_table
+from power_lab.lessons import Microscope, explore, lattice_of, position_table, slots_chart, walk_table, window_table
 
 QUESTION = "What is the capital of France, and what is it known for?"
 SETTINGS = {"max_tokens": 24, "speculate": "mtp", "width": 4, "controller": "fixed"}
@@ -69,8 +69,10 @@ def test_a_lattice_is_made_of_the_targets_own_probabilities(scope):
     for at, token in enumerate(grid.ids[0]):
         after = scope.next_draw([*start, token]).scores[grid.ids[1]]
         np.testing.assert_allclose(grid.unary[1] + grid.pair[0][at], after, rtol=1e-9)
-    chart = lattice_chart(grid.texts, grid.unary, grid.pair, [0, 0], [1, 2])
-    assert chart._repr_html_().count("<rect") == 6
+    figure = walk_table(grid, [0, 0], [1, 2])
+    assert figure.text.count("the walk") == figure.text.count("best alone") == 2
+    total = float(grid.unary[1][2] + grid.pair[0][1][2])
+    assert f"{total:.2f}" in figure.text
     assert grid.say([1, 2]) == grid.texts[0][1] + grid.texts[1][2]
 
 
@@ -89,6 +91,6 @@ def test_figures_say_in_text_what_they_show(scope):
     )
     results = {width: copied.what_if(width=width, controller="fixed") for width in (1, 2, 3)}
     page = explore(results, chosen=2)._repr_html_()
-    assert page.count('type="radio"') == page.count("pl-panel pl-panel-") == 3
-    assert page.count(" checked>") == 1
+    assert page.count("<details") == 3
+    assert page.count(" open>") == 1
     assert run.text
