@@ -33,6 +33,11 @@ class Graphs:
         self._met: set[Hashable] = set()
         self._recorded: dict[Hashable, tuple[torch.cuda.CUDAGraph, dict[str, Tensor]]] = {}
 
+    @property
+    def recorded(self) -> int:
+        """Shapes whose step is recorded."""
+        return len(self._recorded)
+
     def run(self, step: Step, inputs: dict[str, np.ndarray], *, key: Hashable = None) -> None:
         """One step. key: whatever else than the inputs' shapes decides what the step does."""
         if self._stream is None:
