@@ -40,6 +40,7 @@ class RecordedCosts:
         """Raises ReplayRefused where the records are of different engines: their times cannot be mixed."""
         steps: dict[int, list[float]] = defaultdict(list)
         drafts: dict[str, list[float]] = defaultdict(list)
+        called: dict[str, list[float]] = defaultdict(list)
         widths: dict[tuple[str, int], list[float]] = defaultdict(list)
         for index, record in enumerate(records):
             _check_same(index, records[0], record)
@@ -55,9 +56,11 @@ class RecordedCosts:
             for name, table in record.drafts.items():
                 for drawn, seconds in table.calls:
                     widths[name, drawn].append(seconds)
+                    if drawn:
+                        called[name].append(seconds)
         return cls(
             {rows: median(seconds) for rows, seconds in steps.items()},
-            {name: median(seconds) for name, seconds in drafts.items()},
+            {name: median(seconds) for name, seconds in (called | drafts).items()},
             {key: median(seconds) for key, seconds in widths.items()},
         )
 

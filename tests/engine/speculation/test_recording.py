@@ -293,6 +293,8 @@ def test_nothing_is_recorded_where_nobody_asked_or_nothing_is_needed(numba_ops: 
         ReplayRefused, match=r"'mtp' drafts from more than.*off, lookup, ngram, or run.*record=\"replay\".*'mtp'"
     ):
         replay(plain, params_of("greedy", speculate="mtp"), RecordedCosts({}, {}))
+    with pytest.raises(ReplayRefused, match="'auto' is another drafter"):
+        replay(plain, params_of("greedy", speculate="auto"), RecordedCosts({}, {}))
     tokens_only = engine_of("lookup", numba_ops(1))
     ticket = tokens_only.submit(prompt_of(1, 100), params_of("greedy", record="replay"))
     assert not ticket._live.request.recorded
@@ -356,8 +358,11 @@ def test_what_ifs_of_a_recorded_run(numba_ops: Ops) -> None:
     plain = what_if(bare, RecordedCosts(steps, {}), speculate="mtp", width=3)
     assert plain.draft_source == "not measured" and np.isnan(plain.seconds)
     assert plain.reason.startswith("No draft of 3 tokens by 'mtp' was measured")
-    own = RecordedCosts.of([run.record]).widths
-    assert what_if(bare, RecordedCosts(steps, {}, own), speculate="mtp").tokens_per_s > 0, "recording measures drafts"
+    own = RecordedCosts.of([run.record])
+    assert what_if(bare, RecordedCosts(steps, {}, own.widths), speculate="mtp").tokens_per_s > 0, (
+        "recording measures drafts"
+    )
+    assert own.draft("mtp", 1) == np.median([seconds for _, seconds in run.record.drafts["mtp"].calls])
     reals = [
         Run(known(engine_of("mtp", ops).generate(prompt, params_of("sampled", speculate="mtp", width=w))))
         for w in (1, 3, 7)
