@@ -90,6 +90,7 @@ def _collect(options: argparse.Namespace) -> None:
         step_tokens=max(512, 4 * options.batch),
         queue_limit=4 * options.batch,
         prefix_cache=False,
+        draft="",
         kv_tokens=0 if options.device == "cuda" else 64 * 1024,
     )
     loaded = load(config, Paths.default(), lambda *_: None)

@@ -49,6 +49,7 @@ def corpus(texts: int = 96) -> Corpus:
     return Corpus.of(said, [5] * texts, list(range(texts)), [0.0, 0.8] * (texts // 2), {})
 
 
+@pytest.mark.filterwarnings("default")  # of optimisers whose first steps are not recorded
 def test_recorded_steps_learn_what_unrecorded_ones_do() -> None:
     spec = tiny.spec(SHAPE)
     recipe = msgspec.structs.replace(RECIPE, inherit=True, from_anchor=True, longest=128, rate=1e-3).fitted(spec)
