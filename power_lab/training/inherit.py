@@ -34,7 +34,7 @@ def inherit(drafter: DFlash | MTP, target: Target, layers: tuple[int, ...], stat
 
     Args:
         layers: one for each of the drafter's; their units that weigh most are taken where the drafter has fewer.
-        state: root mean square of what usually leaves the target's last layer.
+        state: root mean square of what usually enters the first of them.
 
     Raises:
         ConfigError: for key `copied`, where they do not fit.

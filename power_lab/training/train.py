@@ -70,11 +70,11 @@ class Trainer:
 
     def _inherit(self) -> None:
         texts = next(self.corpus.batches(self._chosen, self.recipe.texts, self.recipe.longest, self.recipe.seed))
-        last = len(self.target.spec.layers)
         tokens = torch.from_numpy(texts.tokens[:, : texts.prompts.max()]).to(self.target.device)
-        state = float(self.target.hidden(tokens, [last])[last].float().square().mean(-1).median().sqrt())
         for kind, drafter in self.drafters.items():
-            inherit(drafter, self.target, (self.recipe.copied_mtp,) if kind == "mtp" else self.recipe.copied, state)
+            copied = (self.recipe.copied_mtp,) if kind == "mtp" else self.recipe.copied
+            state = self.target.hidden(tokens, copied[:1])[copied[0]]
+            inherit(drafter, self.target, copied, float(state.float().square().mean(-1).median().sqrt()))
 
     def autocast(self) -> AbstractContextManager:
         """bf16 products on a GPU, f32 elsewhere."""
