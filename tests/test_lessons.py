@@ -31,11 +31,11 @@ def said(path, source):
 
 
 def table_of(path, source):
-    """Rows of the HTML table that a cell has put out, its head first, without the index."""
+    """Rows of the HTML table that a cell has put out, its head first."""
     (cell,) = [cell for cell in code_cells(path) if source in cell.source]
     (page,) = [output.data["text/html"] for output in cell.outputs if "text/html" in output.get("data", {})]
     rows = re.findall(r"<tr.*?</tr>", page, re.DOTALL)
-    return [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.DOTALL)[1:] for row in rows]
+    return [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.DOTALL) for row in rows]
 
 
 @pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from power_lab.lessons.checks import check
     from power_lab.lessons.explorer import explore
-    from power_lab.lessons.figures import costs_chart, position_table, slots_chart, walk_table, window_table
+    from power_lab.lessons.figures import (
+        costs_chart,
+        facts_table,
+        position_table,
+        slots_chart,
+        walk_table,
+        window_table,
+    )
     from power_lab.lessons.lattice import lattice_of
     from power_lab.lessons.microscope import Microscope
     from power_lab.lessons.ordinary import load_ordinary
@@ -18,6 +25,7 @@ _HOMES = {
     "check": "checks",
     "costs_chart": "figures",
     "explore": "explorer",
+    "facts_table": "figures",
     "lattice_of": "lattice",
     "load_ordinary": "ordinary",
     "position_table": "figures",
@@ -30,6 +38,7 @@ __all__ = [
     "check",
     "costs_chart",
     "explore",
+    "facts_table",
     "lattice_of",
     "load_ordinary",
     "position_table",

@@ -37,7 +37,7 @@ def explore(results: Mapping[int, WhatIf], chosen: int = 0) -> Figure:
             f"{result.tokens_per_pass:.2f}",
             f"{known[width]:.0f}" if width in known else "not measured",
         )
-        bar = meter(known[width] / max(known.values()), "accepted", wide=160) if width in known else ""
+        bar = meter(known[width] / max(known.values()), "accepted", wide=12) if width in known else ""
         cells.append((*line[:-1], bar + line[-1]))
         lines.append(line)
     group = f"pl-{uuid4().hex[:10]}"

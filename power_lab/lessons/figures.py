@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
+from html import escape
 from importlib.resources import files
 
 import numpy as np
@@ -26,7 +27,7 @@ _OWN = (
     "border-bottom:1px solid rgba(128,128,128,.35)}"
     ".power-lab table.pl-lesson tbody tr:nth-child(n){background:none}"
     ".power-lab table.pl-lesson .pl-left{text-align:left}"
-    ".power-lab .pl-meter{display:inline-block;height:.75em;margin-right:7px;vertical-align:baseline;border-radius:1px}"
+    ".power-lab .pl-meter{font-size:.8em;letter-spacing:-.5px;margin-right:5px}"
     ".power-lab .pl-wins{font-weight:700;text-decoration:underline}"
 )
 _WORDS = {"kept": "accepted", "refused": "rejected", "unused": "rejected", "bonus": "bonus"}
@@ -167,6 +168,13 @@ def walk_table(grid: Lattice, alone: Sequence[int], walk: Sequence[int]) -> Figu
     return Figure(table(head, cells, left=(1, 6)), text_table(lines, head))
 
 
+def facts_table(rows: Sequence[Mapping[str, str]]) -> Figure:
+    """Rows of the same keys, the first one naming the row."""
+    head = tuple(rows[0])
+    cells = [[escape(row[key]) for key in head] for row in rows]
+    return Figure(table(head, cells, left=(0,)), text_table([[row[key] for key in head] for row in rows], head))
+
+
 def costs_chart(seconds: Mapping[int, float]) -> Figure:
     """Seconds of a step by its rows, as bars, beside what as many steps of one row would take."""
     one = seconds[min(seconds)]
@@ -176,7 +184,7 @@ def costs_chart(seconds: Mapping[int, float]) -> Figure:
         (
             str(rows),
             f"{1e3 * took:.1f}",
-            meter(took / most, "accepted", wide=220),
+            meter(took / most, "accepted", wide=20),
             f"{took / one:.2f}",
             f"{1e3 * took / rows:.1f}",
         )
@@ -195,9 +203,13 @@ def _token(text: str, kind: str) -> str:
     return f'<{mark.tag} class="pl-{kind} pl-t" style="{mark.inline()}">{visible(text)}</{mark.tag}>'
 
 
-def meter(share: float, kind: str, wide: int = 90) -> str:
-    colour = f"var(--pl-{kind},{TOKENS[kind].light})"
-    return f'<span class="pl-meter" aria-hidden="true" style="width:{max(1, round(share * wide))}px;background:{colour}"></span>'
+def meter(share: float, kind: str, wide: int = 10) -> str:
+    """A bar of characters, `wide` of them at a share of 1: what is drawn by style alone is lost on pages that take styles out."""
+    eighths = max(1, round(share * wide * 8))
+    bar = "█" * (eighths // 8) + ("", *"▏▎▍▌▋▊▉")[eighths % 8]
+    return (
+        f'<span class="pl-meter" aria-hidden="true" style="color:var(--pl-{kind},{TOKENS[kind].light})">{bar}</span> '
+    )
 
 
 def _won(text: str, wins: bool) -> str:
