@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
@@ -105,15 +106,18 @@ class ChainInputs(Inputs):
         host = layout.host(memory)
         tables = host["tables"]
         fill_tables(tables, stairs.places, blocks, self.scratch)
-        anchors, firsts = np.zeros(stairs.places, np.int64), np.ones(stairs.places, np.int64)
-        anchors[: len(blocks)] = [block.anchor for block in blocks]
-        firsts[: len(blocks)] = [block.position for block in blocks]
-        places, distance = stairs.drawn()
-        step = distance - 1
+        places, step, ids = _rows(stairs)
+        params, count = [block.params for block in blocks], len(blocks)
+        shown = (stairs, params)  # what lies here of an earlier launch of the same requests is left
+        if self._shown.pop(id(memory), None) != shown:
+            host["ids"][:] = ids
+            host["table_of"][:] = places
+            fill_draws(host, params, places, biases)
+        self._shown[id(memory)] = shown
+        host["ids"][:count] = [block.anchor for block in blocks]
+        firsts = np.ones(stairs.places, np.int64)
+        firsts[:count] = [block.position for block in blocks]
         positions = firsts[places] + step
-        earlier = np.asarray([0, *stairs.starts])[step] + places  # the row of the draw that this row reads
-        host["ids"][:] = np.where(step == 0, anchors[places], -earlier - 1)
-        host["table_of"][:] = places
         before = slots_of(tables, places, np.maximum(positions - 1, 0))
         host["before"][:] = np.where(positions > 0, before, -1)
         if self._moves:
@@ -124,7 +128,6 @@ class ChainInputs(Inputs):
             host["slots"][:] = 0
             for place, block in enumerate(blocks):  # the caches that are read have no scratch pages
                 tables[place, len(block.blocks)] = 0
-        fill_draws(host, [block.params for block in blocks], places, biases)
         host["positions"][:] = positions + 1
         first, (_, pages), _ = layout.places["tables"]
         self._staging.send(first + stairs.places * pages * 4)
@@ -156,6 +159,7 @@ class ChainSteps:
         self.inputs = ChainInputs(ops, most.sampled, most.places, pages, moves=chain.moves)
         ops.reserve(most.places, most.places, saying.vocab, chain.attentions, pages + 1)
         self._tokens = ops.empty((most.sampled,), "int32")
+        self._sure = ops.empty((most.sampled, 1), "float32")  # log-probabilities of the draws
         self._logits = ops.empty((most.places, saying.head.rows), "float32")
         self._full = self._logits if saying.ids is None else ops.empty((most.places, saying.vocab), "float32")
         self.most = most
@@ -163,11 +167,11 @@ class ChainSteps:
     @property
     def nbytes(self) -> int:
         full = 0 if self._full is self._logits else self._full.nbytes
-        return self.inputs.nbytes + self._tokens.nbytes + self._logits.nbytes + full
+        return self.inputs.nbytes + self._tokens.nbytes + self._sure.nbytes + self._logits.nbytes + full
 
     def release(self) -> None:
         self.graphs.clear()
-        for name in ("inputs", "_tokens", "_logits", "_full"):
+        for name in ("inputs", "_tokens", "_sure", "_logits", "_full"):
             vars(self).pop(name, None)
 
     def draft(self, blocks: Sequence[Block]) -> list[Draft]:
@@ -189,10 +193,10 @@ class ChainSteps:
             self.inputs.fill_chain(layout, stairs, blocks, biases)
             if biases is None and ops.asynchronous:
                 shapes = (_captured(asked, draw), _captured(stairs, draw))
-                sure = self.graphs.run(*shapes, lambda: self._whole(layout, stairs, draw))
+                self.graphs.run(*shapes, lambda: self._whole(layout, stairs, draw))
             else:
-                sure = self._apart(layout, asked, stairs, biases, draw)
-            fetched = ops.fetch(self._tokens[: stairs.sampled], *sure)
+                self._apart(layout, asked, stairs, biases, draw)
+            fetched = ops.fetch(self._tokens[: stairs.sampled], self._sure[: stairs.sampled])
         return Launched(stairs, fetched)
 
     def _cover(self, asked: Stairs) -> Stairs:
@@ -200,22 +204,19 @@ class ChainSteps:
         places = self.graphs.coverage.cover(asked.places) if self._padded else None
         return Stairs(places, (places,) * len(asked.counts)) if places else asked
 
-    def _whole(self, layout: Layout, stairs: Stairs, draw: Draw) -> list[Array]:
+    def _whole(self, layout: Layout, stairs: Stairs, draw: Draw) -> Array:
         """Every step, draws included."""
-        return [
-            self._drawn(layout, stairs, step, self._network(layout, stairs, step), None, draw)
-            for step in range(len(stairs.counts))
-        ]
+        for step in range(len(stairs.counts)):
+            self._draw(layout, stairs, step, self._network(layout, stairs, step), None, draw)
+        return self._tokens
 
-    def _apart(self, layout: Layout, asked: Stairs, stairs: Stairs, biases: Biases | None, draw: Draw) -> list[Array]:
+    def _apart(self, layout: Layout, asked: Stairs, stairs: Stairs, biases: Biases | None, draw: Draw) -> None:
         """The same with the network of each step recorded by itself."""
         listed = None if biases is None else (self.ops.asarray(biases.ids), self.ops.asarray(biases.values))
-        sure = []
         for step in range(len(stairs.counts)):
             shapes = (_of_step(asked, step), _of_step(stairs, step))
             logits = self.graphs.run(*shapes, lambda step=step: self._network(layout, stairs, step))
-            sure.append(self._drawn(layout, stairs, step, logits, listed, draw))
-        return sure
+            self._draw(layout, stairs, step, logits, listed, draw)
 
     def _network(self, layout: Layout, stairs: Stairs, step: int) -> Array:
         """Logits f32 [R, V] of one step."""
@@ -231,16 +232,17 @@ class ChainSteps:
             ops.scatter_columns(logits, saying.ids, full)
         return full
 
-    def _drawn(
+    def _draw(
         self, layout: Layout, stairs: Stairs, step: int, logits: Array, listed: tuple[Array, Array] | None, draw: Draw
-    ) -> Array:
-        """Draw a step's tokens; their log-probabilities f32 [R]."""
+    ) -> None:
+        """Draw a step's tokens, and put their log-probabilities beside those of the other steps: the host fetches all at once."""
         first, count = stairs.starts[step], stairs.counts[step]
         rows, tokens = cut(layout.draws, first, count), self._tokens[first : first + count]
         if listed is not None:
             rows = replace(rows, bias_ids=listed[0], bias_values=listed[1])
         self.ops.sample(logits, rows, tokens, draw)
-        return self.ops.logprobs(logits, tokens, 0)[0]
+        sure = self.ops.logprobs(logits, tokens, 0)[0]
+        self.ops.tap(sure.reshape(count, 1), None, None, 0.0, self._sure[first : first + count], 0, None)
 
 
 class ChainDrafter:
@@ -267,6 +269,15 @@ class ChainDrafter:
         """Its pages go where the target's go."""
 
 
+@lru_cache(maxsize=256)
+def _rows(stairs: Stairs) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of each row of a launch its place, its step, and the id that stands for the draw that it reads; of the first step's rows 0."""
+    places, distance = stairs.drawn()
+    step = distance - 1
+    earlier = np.asarray([0, *stairs.starts])[step] + places
+    return places, step, np.where(step == 0, 0, -earlier - 1)
+
+
 def rows_of(batch: Batch, first: int, count: int) -> Batch:
     """Some rows of a batch, one behind another; their tables are those of all."""
     names = ("ids", "positions", "slots", "table_of", "before")
@@ -286,6 +297,6 @@ def _of_step(stairs: Stairs, step: int) -> BlockShape:
 
 
 def _collect(launched: Launched, widths: Sequence[int]) -> list[Draft]:
-    tokens, *sure = launched.fetched.get()
-    found, starts = np.exp(np.minimum(np.concatenate(sure).astype(np.float64), 0.0)), launched.stairs.starts
+    tokens, sure = launched.fetched.get()
+    found, starts = np.exp(np.minimum(sure[:, 0].astype(np.float64), 0.0)), launched.stairs.starts
     return [draft_of(tokens, found, [start + place for start in starts[:width]]) for place, width in enumerate(widths)]
