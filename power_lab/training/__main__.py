@@ -154,7 +154,7 @@ def _recipe(settings: list[str], seed: int) -> Recipe:
         key, _, text = setting.partition("=")
         if key not in Recipe.__struct_fields__:
             raise ConfigError(key, "unknown key of a recipe", f"Known keys: {', '.join(Recipe.__struct_fields__)}.")
-        values[key] = text.split(",") if key in ("kinds", "taps") else text
+        values[key] = text.split(",") if key in ("kinds", "taps", "copied") else text
     try:
         return msgspec.convert(values, Recipe, strict=False)
     except msgspec.ValidationError as error:

@@ -71,7 +71,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     mask_token: int = 16
     texts: int = 32
     rows: int = 12288
-    rate: float = 1.5e-3
+    rate: float = 1e-3
     rate_mtp: float = 1e-3
     share_mtp: float = 1.0
     warmup: int = 100
@@ -102,12 +102,15 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         a, n = spec.layers[-1].attention, len(spec.layers)
         taps = self.taps or tuple(sorted({max(1, round(n * part)) for part in (0.27, 0.53, 0.77)} | {n}))
         theta = inherit.theta(spec) if self.inherit else 0.0
+        copied = self.copied or tuple(min(taps[-2 if len(taps) > 1 else -1] + i, n - 1) for i in range(self.layers))
+        if not all(0 <= layer < n for layer in copied):
+            raise ConfigError("copied", f"{list(copied)} are not layers of the target", f"Use 0 to {n - 1}.")
         return msgspec.structs.replace(
             self,
             inherit=theta > 0,
             rope_theta=theta or self.rope_theta,
             qk_norm=self.qk_norm and not theta,
-            copied=self.copied or tuple(min(taps[-2] + i, n - 1) for i in range(self.layers)),
+            copied=copied,
             copied_mtp=self.copied_mtp % n,
             taps=taps,
             heads=self.heads or a.heads,
