@@ -340,7 +340,7 @@ def test_requests_that_come_and_go_say_what_they_say_without(
             lab.step()
     gone = lab.submit(prompt_of(7, 90), SamplingParams(max_tokens=200, speculate="draft-model", ignore_eos=True))
     for step in range(2000):
-        if case["preempt"] == "forced" and step % 9 == 5 and lab._scheduler.running and not lab._flights:
+        if case["preempt"] == "forced" and step % 9 == 5 and lab._scheduler.running and not lab._stepper._flights:
             lab._scheduler.preempt(rng.choice(lab._scheduler.running))
         if step == 11:
             gone.cancel()

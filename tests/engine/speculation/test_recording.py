@@ -138,7 +138,7 @@ def test_neighbours_are_as_they_were(drafter: str, late: bool, numba_ops: Ops, b
     assert [record.tokens for record in records] == [record.tokens for record in plain]
     assert any(record.preemptions for record in records[::3])
     assert [bool(record.drafts) for record in records] == [at % 3 == 0 for at in range(7)]
-    assert not engine._recorder.pending and not engine._scheduler.kept
+    assert not engine._stepper.recorder.pending and not engine._scheduler.kept
     for record in records[::3]:
         assert record.drafts[drafter].cut == ""
         params = msgspec.convert(record.params, SamplingParams, strict=False)
@@ -162,7 +162,7 @@ def test_others_step_on_while_a_request_is_recorded(numba_ops: Ops) -> None:
     engine = engine_of("mtp", numba_ops(1))
     recorded = engine.submit(prompt_of(1, 30), params_of("greedy", record="replay", max_tokens=40))
     other = engine.submit(prompt_of(2, 30), params_of("greedy", max_tokens=120))
-    while not engine._recorder.pending:
+    while not engine._stepper.recorder.pending:
         engine.step()
     said = other._live.request.emitted
     for _ in range(20):
@@ -209,7 +209,7 @@ def test_one_that_is_not_even_added_is_told_without(numba_ops: Ops, monkeypatch:
     def fail(*args: Any) -> None:
         raise OSError("planted")
 
-    monkeypatch.setattr(engine._recorder, "add", fail)
+    monkeypatch.setattr(engine._stepper.recorder, "add", fail)
     record = ticket.result()
     assert len(record.tokens) == 40 and record.drafts == {}
     assert not engine._scheduler.kept and engine._scheduler.pool.used == 0
@@ -232,7 +232,7 @@ def test_a_caller_may_close_the_engine_when_a_recording_is_done(numba_ops: Ops) 
 def recording(engine: Engine, steps: int = 3, **options: Any) -> Any:
     """A request that is over and in the middle of being recorded."""
     ticket = engine.submit(prompt_of(1, 30), params_of("greedy", record="replay", max_tokens=40), **options)
-    while not engine._recorder.pending:
+    while not engine._stepper.recorder.pending:
         engine.step()
     for _ in range(steps):
         engine.step()
@@ -260,7 +260,7 @@ def test_a_recording_that_is_cut_off_says_so(drafter: str, how: str, numba_ops: 
         ReplayRefused, match=rf"drafts\['{drafter}'\]: the request was cancelled.*again with record=\"replay\""
     ):
         replay(known(record), params_of("greedy", speculate=drafter, max_tokens=40), RecordedCosts({}, {}))
-    assert not engine._scheduler.kept and not engine._recorder.pending
+    assert not engine._scheduler.kept and not engine._stepper.recorder.pending
     if how != "close":
         engine.check()
         assert engine.generate(prompt_of(1, 30), params_of("greedy", max_tokens=40)).tokens == record.tokens
@@ -277,7 +277,7 @@ def test_a_drafter_that_fails_costs_its_part_alone(
     def fail(*args: Any) -> None:
         raise OSError("planted")
 
-    monkeypatch.setattr(engine._recorder._drafters["dspark"], method, fail)
+    monkeypatch.setattr(engine._stepper.recorder._drafters["dspark"], method, fail)
     record = engine.generate(prompt_of(1, 30), params)
     engine.check()
     assert record.tokens == whole.tokens

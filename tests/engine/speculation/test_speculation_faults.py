@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from power_lab.engine import engine as engines
+from power_lab.engine import stepping
 from power_lab.engine.blocks import BlockPool
 from power_lab.engine.engine import Engine
 from power_lab.engine.flight import Flight
@@ -40,7 +40,7 @@ STEP = [
     (Scheduler, "plan"),
     (Runner, "launch"),
     (Runner, "collect"),
-    (engines, "verify"),
+    (stepping, "verify"),
     (Scheduler, "commit"),
     (BlockPool, "seal"),  # in the middle of a commit
     (MeasuredCosts, "add_step"),
@@ -106,7 +106,7 @@ def answers(numba_ops: Callable[[int], Ops]) -> list[tuple[int, ...]]:
 def goes_on(engine: Engine, want: list[tuple[int, ...]]) -> None:
     """Nothing is left behind, and what is asked next is answered exactly."""
     engine.check()
-    assert engine.status().used_blocks == 0 and not engine._proposer._of and not engine._flights
+    assert engine.status().used_blocks == 0 and not engine._proposer._of and not engine._stepper._flights
     assert [record.tokens for record in finished(engine, ask(engine))] == want
 
 
