@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from uuid import uuid4
 
-from power_lab.lessons.figures import Figure, meter, table
+from power_lab.lessons.figures import Figure, meter, scrolling, table
 from power_lab.tables import text_table
 from power_lab.what_if import WhatIf
 from power_lab.widgets.text import count
@@ -55,5 +55,4 @@ def _rounds(width: int, result: WhatIf, group: str, shown: bool) -> str:
     ]
     what = f"Width {width}: {count(result.target_passes, 'round')} for {count(result.tokens, 'token')}"
     head = ("round", *map(str, range(len(rounds))))
-    box = f'<div class="pl-scroll" style="overflow-x:auto" tabindex="0">{table(head, rows, left=(0,))}</div>'
-    return f'<details name="{group}"{" open" if shown else ""}><summary>{what}</summary>{box}</details>'
+    return scrolling(what, table(head, rows, left=(0,)), shown, group)

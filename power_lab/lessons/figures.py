@@ -133,8 +133,7 @@ def slots_chart(windows: Sequence[Window], piece: Piece) -> Figure:
     kinds = {"plain": len(windows), "accepted": sum(w.accepted for w in windows)}
     kinds["rejected"] = sum(len(w.drafts) - w.accepted for w in windows)
     return Figure(
-        legend(TOKENS, kinds)
-        + f'<div class="pl-scroll" style="overflow-x:auto" tabindex="0">{table(head, cells)}</div>',
+        legend(TOKENS, kinds) + scrolling("Places in the cache", table(head, cells), True),
         text_table(lines, head),
     )
 
@@ -192,6 +191,13 @@ def costs_chart(seconds: Mapping[int, float]) -> Figure:
     ]
     lines = [(a, b, d, e) for a, b, _, d, e in cells]
     return Figure(table(head, cells, left=(2,)), text_table(lines, (*head[:2], *head[3:])))
+
+
+def scrolling(title: str, html: str, shown: bool, group: str = "") -> str:
+    """Something wide, in a box that scrolls. Its title takes the keyboard's focus, also where `tabindex` is taken out."""
+    name = f' name="{group}"' if group else ""
+    inner = f"<details{name}{' open' if shown else ''}><summary>{title}</summary>{html}</details>"
+    return f'<div class="pl-scroll" style="overflow-x:auto" tabindex="0">{inner}</div>'
 
 
 def _own_kind(row: Row) -> str:
