@@ -140,9 +140,8 @@ class Live:
 
     def _make_record(self, facts: EngineFacts, now: float) -> RunRecord:
         request = self.request
-        output = [
-            token for r in self.rounds for token in r.emitted
-        ]  # a step that failed behind its commit has told nothing
+        # Of the request's own tokens, a step that failed behind its commit has told nothing.
+        output = [token for r in self.rounds for token in r.emitted]
         started = self._started if self._started is not None else now
         first = self._first_token if self._first_token is not None else now
         return RunRecord(
