@@ -20,7 +20,7 @@ from power_lab.engine.speculation.drafters.neural import Room
 from power_lab.engine.speculation.drafters.neural.artifact import Artifact, Binder, Target, refused
 from power_lab.engine.speculation.drafters.neural.inputs import GREEDY, Biases, Block, fill_draws, fill_tables
 from power_lab.engine.speculation.drafters.neural.stairs import BlockShape, Stairs
-from power_lab.engine.speculation.drafters.neural.steps import APART, PLACES, cut, draft_of, draw_of
+from power_lab.engine.speculation.drafters.neural.steps import APART, PLACES, cut, drafts_of, draw_of, in_parts
 from power_lab.kernels.ops import BLOCK, Array, Batch, Draw, Fetched, Ops, Weight
 
 LONGEST = 15  # drafts of a chain; what comes behind these is seldom right
@@ -135,8 +135,9 @@ class ChainInputs(Inputs):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Launched:
-    """A launch on the device: its draws, and of each step their log-probabilities."""
+    """A launch on the device: its draws, and their log-probabilities."""
 
+    blocks: list[Block]
     stairs: Stairs
     fetched: Fetched
 
@@ -176,15 +177,9 @@ class ChainSteps:
 
     def draft(self, blocks: Sequence[Block]) -> list[Draft]:
         """A draft for each block, in order."""
-        order = sorted(range(len(blocks)), key=lambda at: -blocks[at].width)
-        parts = [order[at : at + self.places] for at in range(0, len(order), self.places)]
-        launched = [self._launch([blocks[at] for at in part]) for part in parts]
-        drafts: dict[int, Draft] = {}
-        for part, launch in zip(parts, launched, strict=True):
-            drafts |= zip(part, _collect(launch, [blocks[at].width for at in part]), strict=True)
-        return [drafts[at] for at in range(len(blocks))]
+        return in_parts(blocks, self.places, self._launch, _collect)
 
-    def _launch(self, blocks: Sequence[Block]) -> Launched:
+    def _launch(self, blocks: list[Block]) -> Launched:
         ops, asked = self.ops, Stairs.of([block.width for block in blocks])
         stairs = self._cover(asked)
         biases, draw = Biases.of(blocks, stairs.places), draw_of(blocks)
@@ -197,7 +192,7 @@ class ChainSteps:
             else:
                 self._apart(layout, asked, stairs, biases, draw)
             fetched = ops.fetch(self._tokens[: stairs.sampled], self._sure[: stairs.sampled])
-        return Launched(stairs, fetched)
+        return Launched(blocks, stairs, fetched)
 
     def _cover(self, asked: Stairs) -> Stairs:
         """What such a launch is captured as. Only requests are padded: a step more would take as long as the others."""
@@ -296,7 +291,7 @@ def _of_step(stairs: Stairs, step: int) -> BlockShape:
     return BlockShape(stairs.counts[step], stairs.counts[step], "apart", APART, stairs, f"step {step}")
 
 
-def _collect(launched: Launched, widths: Sequence[int]) -> list[Draft]:
+def _collect(launched: Launched) -> list[Draft]:
     tokens, sure = launched.fetched.get()
-    found, starts = np.exp(np.minimum(sure[:, 0].astype(np.float64), 0.0)), launched.stairs.starts
-    return [draft_of(tokens, found, [start + place for start in starts[:width]]) for place, width in enumerate(widths)]
+    found = np.exp(np.minimum(sure[:, 0].astype(np.float64), 0.0))
+    return drafts_of(tokens, found, launched.stairs, launched.blocks)

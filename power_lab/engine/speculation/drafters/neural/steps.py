@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from power_lab.engine.speculation.drafters.neural.inputs import Biases, Block, B
 from power_lab.engine.speculation.drafters.neural.stairs import BlockShape, Stairs
 from power_lab.kernels.ops import BLOCK, Array, Batch, Draw, Fetched, KVCache, SampleRows
 
+L = TypeVar("L")
 PLACES = 32  # requests of one launch; more take several
 APART = "this device samples outside of the recorded operations, or logits are biased"
 SILENT = "the drafter's logits hold NaN"
@@ -141,13 +142,12 @@ class BlockSteps:
 
     def draft(self, blocks: Sequence[Block], head: Head) -> list[Draft]:
         """A draft for each block, in order."""
-        order = sorted(range(len(blocks)), key=lambda at: -blocks[at].width)
-        parts = [order[at : at + self.places] for at in range(0, len(order), self.places)]
-        launched = [self._launch([blocks[at] for at in part], head) for part in parts]
-        drafts: dict[int, Draft] = {}
-        for part, launch in zip(parts, launched, strict=True):
-            drafts |= zip(part, head.drafts(launch.fetched.get(), launch.stairs, launch.blocks), strict=True)
-        return [drafts[at] for at in range(len(blocks))]
+        return in_parts(
+            blocks,
+            self.places,
+            lambda part: self._launch(part, head),
+            lambda one: head.drafts(one.fetched.get(), one.stairs, one.blocks),
+        )
 
     def _launch(self, blocks: list[Block], head: Head) -> Launched:
         ops = self.ops
@@ -205,6 +205,22 @@ class BlockSteps:
     def _biased(self, on: Drawing, biases: Biases) -> Drawing:
         ids, values = self.ops.asarray(biases.ids), self.ops.asarray(biases.values)
         return replace(on, rows=replace(on.rows, bias_ids=ids, bias_values=values))
+
+
+def in_parts(
+    blocks: Sequence[Block],
+    places: int,
+    launch: Callable[[list[Block]], L],
+    collect: Callable[[L], Sequence[Draft]],
+) -> list[Draft]:
+    """A draft for each block, in order. The widest are launched first, at most `places` at once, and all before the first is waited for."""
+    order = sorted(range(len(blocks)), key=lambda at: -blocks[at].width)
+    parts = [order[at : at + places] for at in range(0, len(order), places)]
+    launched = [launch([blocks[at] for at in part]) for part in parts]
+    drafts: dict[int, Draft] = {}
+    for part, one in zip(parts, launched, strict=True):
+        drafts |= zip(part, collect(one), strict=True)
+    return [drafts[at] for at in range(len(blocks))]
 
 
 def cut(rows: SampleRows, first: int, count: int) -> SampleRows:
