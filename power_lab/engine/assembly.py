@@ -86,7 +86,7 @@ def assemble(config: EngineConfig, loaded: Loaded, clock: Callable[[], float], o
     if draft is not None:
         draft.make_pool(pool.pages)
     root = partial(prefix.model_root, loaded.facts)
-    scheduler = Scheduler(BlockPool(pool.pages), limits, root, reuse=config.prefix_cache)
+    scheduler = Scheduler(BlockPool(pool.pages, clock), limits, root, reuse=config.prefix_cache)
     have = {"draft_model": draft, "companion": companion}
     costs = MeasuredCosts(runner.ops.row_buckets if graphs else ())
     proposer = Proposer(

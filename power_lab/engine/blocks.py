@@ -9,7 +9,8 @@ always also takes its whole prefix, so a child is released no later than its par
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 DUMMY = 0
@@ -18,13 +19,19 @@ _UNLINKED = -1
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """One block. `prev`/`next` link it into the free list; both are -1 while it is referenced."""
+    """One block. `prev`/`next` link it into the free list; both are -1 while it is referenced.
+
+    sealed, last_hit: when it was published and last taken again, by the pool's clock; hits: how often.
+    """
 
     id: int
     refs: int = 0
     digest: bytes | None = None
     parent: bytes | None = None
     depth: int = 0
+    hits: int = 0
+    sealed: float = 0.0
+    last_hit: float = 0.0
     prev: int = _UNLINKED
     next: int = _UNLINKED
 
@@ -34,12 +41,14 @@ class BlockPool:
 
     Args:
         total: number of blocks, the dummy included.
+        clock: seconds, for the age of blocks.
     """
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, clock: Callable[[], float] = time.monotonic) -> None:
         if total < 2:
             raise ValueError(f"a pool needs the dummy and at least one block, not {total}")
         self.total = total
+        self._clock = clock
         self.evictions = 0
         self._blocks = [Block(i) for i in range(total + 1)]  # the last one is the list's sentinel
         self._ends = self._blocks[total]
@@ -80,8 +89,11 @@ class BlockPool:
         return self._by_digest.get(digest)
 
     def take(self, block_id: int) -> None:
-        """Add a reference; a cached block leaves the free list."""
+        """Add a reference; a cached block leaves the free list. For one that is published this is a hit."""
         block = self._blocks[block_id]
+        if block.digest is not None:
+            block.hits += 1
+            block.last_hit = self._clock()
         if block.refs == 0:
             self._unlink(block)
         block.refs += 1
@@ -104,11 +116,18 @@ class BlockPool:
         """
         known = self._by_digest.get(digest)
         if known is not None and known != block_id:
+            hits, last = self._blocks[known].hits, self._blocks[known].last_hit
             self.take(known)
+            self._blocks[known].hits, self._blocks[known].last_hit = (
+                hits,
+                last,
+            )  # it was computed again, so it saved nothing
             self.release([block_id])
             return known
         block = self._blocks[block_id]
         block.digest, block.parent, block.depth = digest, parent, depth
+        if known is None:
+            block.hits, block.sealed = 0, self._clock()
         self._by_digest[digest] = block_id
         return block_id
 

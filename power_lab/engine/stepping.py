@@ -12,6 +12,7 @@ from power_lab.engine.config import EngineConfig
 from power_lab.engine.flight import Flight
 from power_lab.engine.interrupts import Interrupts
 from power_lab.engine.live import Live, Verdict, verify
+from power_lab.engine.monitor import Monitor
 from power_lab.engine.plan import StepPlan
 from power_lab.engine.request import Finish, Request
 from power_lab.engine.runner import Sampled
@@ -32,7 +33,7 @@ class Stepper:
 
     Attributes:
         live: requests that are not over, by id.
-        totals: counts of what was done. recorder: of requests that are over but for their recording.
+        totals: counts of what was done; monitor: its last steps. recorder: of requests that are over but for their recording.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Stepper:
         self._committed = 0.0  # when the last step was
         self.live: dict[int, Live] = {}
         self.totals = views.Totals()
+        self.monitor = Monitor(parts.scheduler.pool, asynchronous=parts.runner.ops.asynchronous)
         self.recorder = Recorder(parts.recorded, config.max_batch, clock)
 
     @property
@@ -221,10 +223,11 @@ class Stepper:
         """After a commit: traces, streams, records. seconds: of the commit, of the step."""
         now, (commit_s, wall) = self._clock(), seconds
         self.totals.count(flight.plan, [verdict[0] for verdict in verdicts if verdict is not None], now)
-        times = (sampled.forward_s, sampled.sample_s, commit_s)
+        times, step = (sampled.forward_s, sampled.sample_s, commit_s), None
         for live, (_, verdict), round_, step in flight.events(sampled, verdicts, times, wall, now):
             live.accept(verdict, round_, step, now)
             self.totals.count_speculation(live.request.params.speculate, step, round_)
+        self.monitor.add(flight, sampled, step, self.totals, self._committed)
         for request in ended:
             if request in self._scheduler.kept:
                 self._proposer.end(request)
@@ -254,4 +257,5 @@ class Stepper:
         self._scheduler.release(live.request)
         del self.live[live.request.id]
         self.totals.cached_tokens += live.request.cached
+        self.monitor.settle(live.request)
         live.finish(self._facts, now)

@@ -35,6 +35,8 @@ class Totals:
     accepted: int = 0
     cached_tokens: int = 0
     prompt_tokens: int = 0
+    passes: int = 0  # rounds of the target that gave tokens
+    preempted: int = 0
     last_step: float | None = None
     speculated: dict[str, Metrics] = field(default_factory=dict)  # by drafter
 
@@ -43,6 +45,8 @@ class Totals:
         self.tokens += sum(len(outcome.emitted) for outcome in outcomes)
         self.drafted += sum(span.drafts for span in plan.spans)
         self.accepted += sum(outcome.accepted for outcome in outcomes)
+        self.passes += sum(1 for outcome in outcomes if outcome.emitted)
+        self.preempted += len(plan.preempted)
         self.last_step = now
 
     def count_speculation(self, drafter: str, step: Step, round_: Round | None) -> None:
