@@ -167,7 +167,7 @@ class Bench:
     def _eager_steps(self) -> Counter[tuple[int, str]]:
         """(rows, why) -> steps so far that ran operation by operation; rows 0 is a prompt's, of no declared shape."""
         steps: Counter[tuple[int, str]] = Counter()
-        for shape in self.engine.shapes():
+        for shape in self.engine.shape_stats():
             for why, count in shape.eager.items():
                 steps[shape.shape.rows, why] += count
         return steps

@@ -19,6 +19,7 @@ from power_lab.engine.hostprofile import Change, HostProfile
 from power_lab.engine.interrupts import Interrupts
 from power_lab.engine.live import Live
 from power_lab.engine.loader import Loaded, load
+from power_lab.engine.looking import Looking
 from power_lab.engine.messages import Options, Tool
 from power_lab.engine.planner import BucketPlan, plan_buckets
 from power_lab.engine.report import Decision, EngineStatus, MemoryPlan
@@ -28,6 +29,7 @@ from power_lab.engine.shapes import ShapeStats
 from power_lab.engine.stepping import Stepper
 from power_lab.engine.ticket import Ticket
 from power_lab.engine.trace import BlockState, EngineFacts, OnDelta, OnDone, RunRecord
+from power_lab.engine.vitals import EngineVitals, LookupReport, PrefixTree, ShapesReport, StepRecord
 from power_lab.errors import EngineClosed, PowerLabError
 from power_lab.models import Report
 
@@ -80,6 +82,9 @@ class Engine:
         self.context = self._pool.context
         self._host: tuple[Change, ...] = ()
         self._memory: MemoryPlan | None = None
+        self._looking = Looking(
+            self.config, self._loaded, parts, self._stepper, clock, lock=self._lock, memory=self.memory
+        )
         self._thread = threading.Thread(target=self._run, name="power-lab-engine", daemon=True) if threaded else None
         if self._thread is not None:
             self._thread.start()
@@ -191,7 +196,33 @@ class Engine:
             self._loaded, self._runner, draft, self._pool, resident, companion=self._companion
         )
 
-    def shapes(self) -> tuple[ShapeStats, ...]:
+    def vitals(self) -> EngineVitals:
+        """The engine as it is now, for panels. Asking costs the engine nothing."""
+        return self._looking.vitals()
+
+    def steps(self) -> tuple[StepRecord, ...]:
+        """The last 4,096 steps, oldest first."""
+        return self._looking.steps()
+
+    def shapes(self) -> ShapesReport:
+        """What became of each shape that steps ran in, and the row buckets that would serve these steps better."""
+        return self._looking.shapes()
+
+    def prefixes(self) -> PrefixTree:
+        """Every block of the prefix cache: what it holds, what it has saved, when it is evicted."""
+        return self._looking.prefixes()
+
+    def lookup(self, prompt: Prompt, *, chat: bool | None = None, cache_key: str = "") -> LookupReport:
+        """Where a prompt, taken as `submit` takes it, would hit the prefix cache now, and where and why it stops there.
+
+        Raises ConfigError for bad input, CapacityError for more tokens than the engine's context.
+        """
+        tokens = intake.encode(self._loaded.tokenizer, prompt, chat)
+        one = SamplingParams(max_tokens=1)
+        intake.check(tokens, one, None, vocab=self.facts.vocab, context=self.context + 1)
+        return self._looking.lookup(tokens, prefix.check_namespace(cache_key))
+
+    def shape_stats(self) -> tuple[ShapeStats, ...]:
         """What became of each shape that steps ran in: captures, replays, eager runs and why, padding, bytes."""
         return self._runner.graphs.registry.snapshot()
 

@@ -5,6 +5,7 @@ Nothing here is computed for a reader that is not there: a step costs a tuple of
 
 from __future__ import annotations
 
+import statistics
 from array import array
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from power_lab.engine.views import Totals
 
 RING = 4096  # engine steps
+PREFILLS = 64  # of which the median is taken
 
 
 class Seen(NamedTuple):
@@ -53,16 +55,15 @@ class Monitor:
     Attributes:
         ring: the last steps.
         lookups, hits: requests that are over, and how many of them the prefix cache served; tokens, hit_tokens: of their prompts.
-        prefill_rows, prefill_s: of the steps that did nothing but read prompts.
     """
 
     def __init__(self, pool: BlockPool, *, asynchronous: bool) -> None:
         self._pool = pool
         self._asynchronous = asynchronous
         self._known: dict[bytes, Known] = {}
-        self.ring: deque[Seen] = deque(maxlen=RING)
+        self.ring: deque[Seen] = deque(maxlen=RING + 1)  # one more, whose counts the next one went on from
         self.lookups = self.hits = self.tokens = self.hit_tokens = 0
-        self.prefill_rows, self.prefill_s = 0, 0.0
+        self._prefills: deque[float] = deque(maxlen=PREFILLS)  # seconds a token
 
     def add(self, flight: Flight, sampled: Sampled, step: Step | None, totals: Totals, end: float) -> None:
         """A step is committed and counted in `totals`. step: the event of one of its requests; None where nobody awaited any."""
@@ -75,8 +76,7 @@ class Monitor:
         counts = totals.tokens, totals.drafted, totals.accepted
         self.ring.append(Seen(step, flight.begun, end, flight.launched.shape, busy, *counts))
         if step.prefill_rows and not step.decode_rows and not step.verify_rows:
-            self.prefill_rows += step.prefill_rows
-            self.prefill_s += step.wall_s
+            self._prefills.append(step.wall_s / step.prefill_rows)
 
     def settle(self, request: Request) -> None:
         """A request is over: what it took from the prefix cache, and what its blocks hold."""
@@ -104,5 +104,7 @@ class Monitor:
 
     @property
     def seconds_a_token(self) -> float | None:
-        """Measured seconds of prefill a prompt token; None before there is any."""
-        return self.prefill_s / self.prefill_rows if self.prefill_rows else None
+        """Seconds of prefill a prompt token: the median of the last steps that did nothing else. None before the second of them: the first
+        one finds cold caches."""
+        measured = list(self._prefills)
+        return statistics.median(measured[1:]) if len(measured) > 1 else None

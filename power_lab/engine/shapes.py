@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from itertools import count, pairwise, takewhile
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -162,6 +162,15 @@ class ShapeTotals(msgspec.Struct, frozen=True, kw_only=True):
     window: int
 
 
+class Ran(NamedTuple):
+    """One step: its shape as it was asked for and as it ran (None: in no declared one), `replay`, `capture` or `eager`, and why eagerly."""
+
+    asked: Shape
+    shape: Shape | None
+    how: str
+    why: str
+
+
 @dataclass(slots=True)
 class _Counts:
     captures: int = 0
@@ -196,22 +205,26 @@ class Registry:
 
     Args:
         window: steps that the hit rate looks back on.
-        recent: steps whose shapes are kept in order.
+        recent: steps that are kept in order.
         lines: shapes, and asked shapes, that are kept one by one; what comes on top is counted together.
+
+    Attributes:
+        steps, captures, replays: so far. ran: the last steps.
     """
 
-    def __init__(self, window: int = 1024, recent: int = 1024, lines: int = 4096) -> None:
+    def __init__(self, window: int = 1024, recent: int = 4096, lines: int = 4096) -> None:
         self._lines = lines
         self._shapes: dict[Shape, _Counts] = {}
         self._others = _Counts()
         self._demand: Counter[Shape] = Counter()
-        self._recent: deque[Shape] = deque(maxlen=recent)
+        self.ran: deque[Ran] = deque(maxlen=recent)
         self._hits: deque[bool] = deque(maxlen=window)
-        self.steps = 0
+        self.steps = self.captures = self.replays = 0
         self.unrecorded = 0  # steps that the demand has no room for
 
     def captured(self, shape: Shape, nbytes: int) -> None:
         """A graph of `shape` is held now."""
+        self.captures += 1
         counts = self._line(shape)
         counts.captures += 1
         counts.nbytes, counts.held = nbytes, True
@@ -224,12 +237,13 @@ class Registry:
 
     def replayed(self, asked: Shape, shape: Shape, *, hit: bool = True) -> None:
         """A step ran by replaying the graph of `shape`; a hit unless it had to be captured for this step."""
-        counts = self._ran(asked, shape, hit)
+        self.replays += 1
+        counts = self._ran(asked, shape, "replay" if hit else "capture")
         counts.replays += 1
 
     def eager(self, asked: Shape, shape: Shape | None, reason: str) -> None:
         """A step ran operation by operation for a reason, padded to `shape` or, with None, in no declared shape."""
-        counts = self._ran(asked, shape, False)
+        counts = self._ran(asked, shape, "eager", reason)
         _tally(counts.eager, reason, 1)
 
     def snapshot(self) -> tuple[ShapeStats, ...]:
@@ -246,7 +260,7 @@ class Registry:
             **sums,
             eager=sums["steps"] - sums["replays"],
             graphs=sum(line.held for line in lines),
-            hit_rate=sum(self._hits) / len(self._hits) if self._hits else None,
+            hit_rate=self.hit_rate,
             window=self._hits.maxlen or 0,
         )
 
@@ -263,14 +277,20 @@ class Registry:
 
     def recent(self) -> tuple[Shape, ...]:
         """The shapes that the last steps asked for, the latest last."""
-        return tuple(self._recent)
+        return tuple(ran.asked for ran in tuple(self.ran))
 
-    def _ran(self, asked: Shape, shape: Shape | None, hit: bool) -> _Counts:
+    @property
+    def hit_rate(self) -> float | None:
+        """Share of the last `window` steps that replayed a graph that was there; None before the first."""
+        hits = tuple(self._hits)
+        return sum(hits) / len(hits) if hits else None
+
+    def _ran(self, asked: Shape, shape: Shape | None, how: str, why: str = "") -> _Counts:
         if shape is not None and not shape.covers(asked):
             raise ValueError(f"{shape} does not cover {asked}")
         self.steps += 1
-        self._hits.append(hit)
-        self._recent.append(asked)
+        self._hits.append(how == "replay")
+        self.ran.append(Ran(asked, shape, how, why))
         if asked in self._demand or len(self._demand) < self._lines:
             self._demand[asked] += 1
         else:

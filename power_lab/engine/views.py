@@ -216,7 +216,7 @@ def memory(
     )
 
 
-def _drafters(loaded: Loaded) -> list[str]:
+def drafters(loaded: Loaded) -> list[str]:
     """What requests may ask for, the best one last."""
     trained = list(reversed(loaded.trained.serves)) if loaded.trained is not None else []
     return ["lookup", "ngram", *(["draft-model"] if loaded.draft is not None else []), *trained]
@@ -268,9 +268,9 @@ def explain(config: EngineConfig, loaded: Loaded, pool: PoolPlan) -> tuple[Decis
         ),
         Decision(
             key="speculation",
-            value=", ".join(_drafters(loaded)),
+            value=", ".join(drafters(loaded)),
             owner="runtime",
-            reason=f"asked per request (speculate=); auto is {_drafters(loaded)[-1]}"
+            reason=f"asked per request (speculate=); auto is {drafters(loaded)[-1]}"
             + (
                 ""
                 if loaded.trained is not None

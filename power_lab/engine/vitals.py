@@ -100,7 +100,8 @@ class DeviceVitals(_Report, frozen=True, kw_only=True):
     """The device that the host's engines share. What cannot be read is None.
 
     Attributes:
-        name: "cpu" or the GPU's name; memory_used, memory_total: bytes; utilisation: 0 to 1; temperature_c: degrees Celsius; power_w: watts.
+        name: "cpu" or the GPU's name; memory_used, memory_total: bytes; utilisation: 0 to 1.
+        temperature_c: degrees Celsius; power_w: watts.
     """
 
     name: str
@@ -309,7 +310,7 @@ class PrefixTree(_Report, frozen=True, kw_only=True):
         lookups, hits: requests that asked the cache, and that it served; tokens, hit_tokens: prompt tokens of those, and served ones.
         seconds_saved: by all hits since the engine began, None before a measurement; seconds_a_token: of prefill, measured, or None.
         evictions: blocks since the engine began; free_blocks: that are taken before any cached block is evicted.
-        nbytes: of all nodes.
+        nbytes: of all nodes. left_out: nodes that are held and not told of, those farthest from the roots, as a report is bounded.
     """
 
     nodes: tuple[PrefixNode, ...]
@@ -323,6 +324,7 @@ class PrefixTree(_Report, frozen=True, kw_only=True):
     evictions: int
     free_blocks: int
     nbytes: int
+    left_out: int = 0
 
 
 class LookupReport(_Report, frozen=True, kw_only=True):
@@ -333,7 +335,7 @@ class LookupReport(_Report, frozen=True, kw_only=True):
         blocks: ids of the blocks that it hits, from the first; hashes: of all its full blocks, hex.
         served: prompt tokens that would not be computed; computed: that would.
         stop: index of the first token that would be computed.
-        reason: `miss`, `end`, `differs`, `namespace`, `last-token`, `short`; why: the same in a sentence.
+        reason: `off`, `short`, `miss`, `end`, `differs`, `namespace`, `last-block`, `last-token`; why: the same in a sentence.
         differs_at: index of the first token that differs from the cached prefix that comes closest, where reason is `differs`.
         nearest: block id of that closest continuation, -1 where there is none.
         seconds_saved: by it, None before the engine has measured a prompt.

@@ -106,7 +106,7 @@ def test_fifty_loads_and_closes_leave_nothing_behind(files: dict[tiny.Shape, Pat
     for _ in range(LOADS):
         engine = start(files[SMALL], paths)
         tokens.add(said(engine))
-        assert any(shape.captures for shape in engine.shapes()), "graphs are what is easily kept"
+        assert any(shape.captures for shape in engine.shape_stats()), "graphs are what is easily kept"
         engine.close()
         del engine
         baseline = baseline or (held(), free())
@@ -166,9 +166,9 @@ def test_no_room_for_a_graph_leaves_the_engine_running(
         planted.setattr(torch.cuda, "CUDAGraph", Full)
         engine = start(files[SMALL], paths)
         assert said(engine) == want
-    reasons = {why for shape in engine.shapes() for why in shape.eager}
+    reasons = {why for shape in engine.shape_stats() for why in shape.eager}
     assert any(re.search(r"could not be captured.*\d+ bytes", why) for why in reasons), reasons
-    assert not any(shape.captures for shape in engine.shapes())
+    assert not any(shape.captures for shape in engine.shape_stats())
     assert said(engine) == want and said(other) == want
     engine.check()
     engine.close()
