@@ -17,6 +17,7 @@ from power_lab.engine.chat import NextPrompt, Turn, next_prompt
 from power_lab.engine.config import EngineConfig, Paths
 from power_lab.engine.hostprofile import Change, HostProfile
 from power_lab.engine.interrupts import Interrupts
+from power_lab.engine.lens import Lens
 from power_lab.engine.live import Live
 from power_lab.engine.loader import Loaded, load
 from power_lab.engine.looking import Looking
@@ -27,9 +28,19 @@ from power_lab.engine.request import Prompt, Request, SamplingParams
 from power_lab.engine.runner import Observer
 from power_lab.engine.shapes import ShapeStats
 from power_lab.engine.stepping import Stepper
+from power_lab.engine.subscription import Subscription
 from power_lab.engine.ticket import Ticket
 from power_lab.engine.trace import BlockState, EngineFacts, OnDelta, OnDone, RunRecord
-from power_lab.engine.vitals import EngineVitals, LookupReport, PrefixTree, ShapesReport, StepRecord
+from power_lab.engine.vitals import (
+    EngineVitals,
+    LensAsk,
+    LensReport,
+    LookupReport,
+    PrefixTree,
+    ShapesReport,
+    StepRecord,
+    Vitals,
+)
 from power_lab.errors import EngineClosed, PowerLabError
 from power_lab.models import Report
 
@@ -84,6 +95,15 @@ class Engine:
         self._memory: MemoryPlan | None = None
         self._looking = Looking(
             self.config, self._loaded, parts, self._stepper, clock, lock=self._lock, memory=self.memory
+        )
+        self._lens = Lens(
+            self.submit,
+            self._lock,
+            self._loaded.tokenizer,
+            parts.runner,
+            self._draft.runner if self._draft is not None else None,
+            recorded=tuple(parts.recorded),
+            context=self.context,
         )
         self._thread = threading.Thread(target=self._run, name="power-lab-engine", daemon=True) if threaded else None
         if self._thread is not None:
@@ -221,6 +241,14 @@ class Engine:
         one = SamplingParams(max_tokens=1)
         intake.check(tokens, one, None, vocab=self.facts.vocab, context=self.context + 1)
         return self._looking.lookup(tokens, prefix.check_namespace(cache_key))
+
+    def lens(self, ask: LensAsk) -> LensReport:
+        """What target and drafter make of one position of a run, by requests of their own: `LensAsk.of(record, position)`."""
+        return self._lens.look(ask)
+
+    def subscribe(self, on_vitals: Callable[[Vitals], None], hz: float = 2.0) -> Subscription:
+        """Call `on_vitals` so often a second (0.2..20), on a thread of its own, until the handle's `close` or the engine's end."""
+        return Subscription(self.vitals, lambda: self._closing, on_vitals, hz)
 
     def shape_stats(self) -> tuple[ShapeStats, ...]:
         """What became of each shape that steps ran in: captures, replays, eager runs and why, padding, bytes."""

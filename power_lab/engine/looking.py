@@ -9,8 +9,6 @@ from contextlib import AbstractContextManager, suppress
 from itertools import islice
 from typing import TypeVar
 
-import msgspec
-
 from power_lab.engine import views
 from power_lab.engine.assembly import Parts
 from power_lab.engine.config import EngineConfig
@@ -58,7 +56,7 @@ class Looking:
         self._drafter = views.drafters(loaded)[-1] if loaded.draft or loaded.trained else ""
 
     def vitals(self) -> EngineVitals:
-        """The engine now, its counters since it began; rates are the reader's to add (`rated`).
+        """The engine now, its counters since it began; rates are the reader's to add (`vitals.rated`).
 
         Nothing waits for the engine and the engine waits for nothing, so that counters may be half a step apart.
         """
@@ -143,22 +141,6 @@ class Looking:
                 weights=0, pool=0, pages=0, page_bytes=0, states=0, graphs=0, workspace=0, resident=0, reason=""
             )
         return self._memory[1]
-
-
-def rated(now: EngineVitals, before: EngineVitals | None, seconds: float) -> EngineVitals:
-    """The sample with its rates over the `seconds` since the one before."""
-    if before is None or seconds <= 0 or now.steps < before.steps:
-        return now
-    tokens, passes = now.tokens - before.tokens, now.passes - before.passes
-    prompt, drafted = now.prompt_tokens - before.prompt_tokens, now.drafted - before.drafted
-    return msgspec.structs.replace(
-        now,
-        tokens_per_s=max(0, tokens) / seconds,
-        prompt_tokens_per_s=max(0, prompt) / seconds,
-        acceptance=min(1.0, (now.accepted - before.accepted) / drafted) if drafted > 0 else None,
-        tokens_per_pass=tokens / passes if passes > 0 else None,
-        hit_rate=min(1.0, max(0, now.cached_tokens - before.cached_tokens) / prompt) if prompt > 0 else None,
-    )
 
 
 def _rows(ring: deque[Seen]) -> int:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 import msgspec
+
+from power_lab.engine.request import SamplingParams
+from power_lab.engine.trace import RunRecord
 
 
 class _Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,6 +101,22 @@ class EngineVitals(_Report, frozen=True, kw_only=True):
     runs: tuple[RunVitals, ...] = ()
 
 
+def rated(now: EngineVitals, before: EngineVitals | None, seconds: float) -> EngineVitals:
+    """`now` with its rates over the `seconds` since `before`, of the same engine."""
+    if before is None or seconds <= 0 or now.steps < before.steps:
+        return now
+    tokens, passes = now.tokens - before.tokens, now.passes - before.passes
+    prompt, drafted = now.prompt_tokens - before.prompt_tokens, now.drafted - before.drafted
+    return msgspec.structs.replace(
+        now,
+        tokens_per_s=max(0, tokens) / seconds,
+        prompt_tokens_per_s=max(0, prompt) / seconds,
+        acceptance=min(1.0, (now.accepted - before.accepted) / drafted) if drafted > 0 else None,
+        tokens_per_pass=tokens / passes if passes > 0 else None,
+        hit_rate=min(1.0, max(0, now.cached_tokens - before.cached_tokens) / prompt) if prompt > 0 else None,
+    )
+
+
 class DeviceVitals(_Report, frozen=True, kw_only=True):
     """The device that the host's engines share. What cannot be read is None.
 
@@ -132,6 +153,10 @@ class Vitals(_Report, frozen=True, kw_only=True):
     ends_in_s: float | None
     engines: tuple[EngineVitals, ...]
     device: DeviceVitals
+
+    def of(self, engine: str) -> EngineVitals | None:
+        """The engine of that key; None where there is none."""
+        return next((one for one in self.engines if one.engine == engine), None)
 
 
 # --- step by step ---------------------------------------------------------------------------------------------------------------------
@@ -357,6 +382,50 @@ class LookupReport(_Report, frozen=True, kw_only=True):
 
 
 # --- lens -----------------------------------------------------------------------------------------------------------------------------
+
+
+class LensAsk(_Report, frozen=True, kw_only=True):
+    """Which position of which run to look at.
+
+    Attributes:
+        tokens: all of the run so far, prompt and output; prompt: how many of them are the prompt's.
+        position: absolute index of the token to explain, from 1; that token itself may be in `tokens` or not.
+        params: of the run, with its seed; namespace: its cache key; top: how many candidates to report (1..64).
+        known: tokens that the drafter had at the beginning of the round; -1: all before the position.
+        drafted: the draft at this position, -1 where there was none; accepted: whether it was kept.
+    """
+
+    tokens: tuple[int, ...]
+    prompt: int
+    position: int
+    params: SamplingParams
+    namespace: str = ""
+    top: int = 10
+    known: int = -1
+    drafted: int = -1
+    accepted: bool = False
+
+    @classmethod
+    def of(cls, record: RunRecord, position: int, top: int = 10) -> Self:
+        """Of a finished run. position: absolute, of one of its output tokens, or of the one behind them."""
+        known, drafted, accepted = -1, -1, False
+        for round_ in record.rounds:
+            row = position - round_.start
+            if 0 <= row < len(round_.emitted):
+                known = round_.start
+                if row < len(round_.drafted):
+                    drafted, accepted = round_.drafted[row], row < round_.accepted
+        return cls(
+            tokens=(*record.prompt_tokens, *record.tokens),
+            prompt=len(record.prompt_tokens),
+            position=position,
+            params=msgspec.convert(record.params, SamplingParams, strict=False),
+            namespace=record.namespace,
+            top=top,
+            known=known,
+            drafted=drafted,
+            accepted=accepted,
+        )
 
 
 class LensToken(_Report, frozen=True, kw_only=True):

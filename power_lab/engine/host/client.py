@@ -21,6 +21,7 @@ from power_lab.engine.host import protocol as wire
 from power_lab.engine.host.api import OnProgress
 from power_lab.engine.host.place import peer
 from power_lab.engine.revision import code_digest
+from power_lab.engine.vitals import Vitals
 from power_lab.errors import HostUnavailable, PowerLabError, ProtocolError
 
 HANDSHAKE_S = 10.0
@@ -73,6 +74,44 @@ class Mailbox:
         if isinstance(reply, wire.Failure):
             raise wire.error_of(reply)
         return reply
+
+
+class Feed(Mailbox):
+    """Samples of a subscription, told on the reader thread and not kept. A callback that takes its time gets fewer of them.
+
+    Args:
+        on_vitals: called with each. on_end: called once with the error that ended it, unless this side closed it.
+    """
+
+    def __init__(
+        self,
+        client: HostClient,
+        request: int,
+        on_vitals: Callable[[Vitals], None],
+        on_end: Callable[[PowerLabError], None] | None,
+    ) -> None:
+        super().__init__(request)
+        self._client, self._on_vitals, self._on_end = weakref.ref(client), on_vitals, on_end
+        self.open = True
+
+    def put(self, reply: wire.Reply | PowerLabError) -> None:
+        if not self.open:
+            return
+        with contextlib.suppress(Exception):  # a listener's error is its own
+            if isinstance(reply, wire.Sample):
+                self._on_vitals(reply.vitals)
+            elif isinstance(reply, (wire.Failure, PowerLabError)):
+                self.open = False
+                if self._on_end is not None:
+                    self._on_end(wire.error_of(reply) if isinstance(reply, wire.Failure) else reply)
+
+    def close(self) -> None:
+        """No more samples. Idempotent; of a connection that has gone, too."""
+        client, self.open = self._client() if self.open else None, False
+        if client is not None and client.open:
+            client.close_mail(self)
+            with contextlib.suppress(PowerLabError):
+                client.send(wire.Cancel(id=self.id))
 
 
 class HostClient:
@@ -178,6 +217,38 @@ class HostClient:
         """Clients and engines of the host."""
         return self.query("engines")
 
+    def subscribe(
+        self,
+        on_vitals: Callable[[Vitals], None],
+        hz: float = 2.0,
+        on_end: Callable[[PowerLabError], None] | None = None,
+    ) -> Feed:
+        """Samples of the host, `hz` times a second (0.2..20), until the feed is closed; both callbacks are called on the reader thread.
+
+        What is wrong with the subscription, and the end of the host, are told to `on_end`.
+        """
+        wanted = strict(wire.Subscribe, {"id": 0, "hz": float(hz)})
+        with self._lock:
+            self._raise_if_gone()
+            feed = Feed(self, next(self._numbers), on_vitals, on_end)
+            self._mail[feed.id] = feed
+        try:
+            self.send(msgspec.structs.replace(wanted, id=feed.id))
+        except BaseException:
+            self.close_mail(feed)
+            raise
+        return feed
+
+    def stop_runs(self, engine: str) -> None:
+        """Cancel every run in flight of an engine, whoever submitted it. Raises EngineClosed."""
+        with self.ask(lambda number: wire.Stop(id=number, engine=engine)) as mail:
+            mail.next()
+
+    def release(self, engine: str) -> None:
+        """Close an engine, whoever holds it. Raises EngineClosed where there is none."""
+        with self.ask(lambda number: wire.Release(id=number, engine=engine)) as mail:
+            mail.next()
+
     def unload(self, engine: str) -> None:
         """Drop the lease on an engine; unused, it is closed at once."""
         with self.ask(lambda number: wire.Unload(id=number, engine=engine)) as mail:
@@ -282,7 +353,7 @@ class HostClient:
         number = reply.id if not isinstance(reply, wire.Welcome) else 0
         if not number:
             raise ProtocolError(reply.message if isinstance(reply, wire.Failure) else "a reply without request came")
-        more = isinstance(reply, (wire.Progress, wire.Accepted, wire.Output))
+        more = isinstance(reply, (wire.Progress, wire.Accepted, wire.Output, wire.Sample))
         with self._lock:
             mail = self._mail.get(number) if more else self._mail.pop(number, None)
         if mail is not None:

@@ -122,6 +122,12 @@ class Connection:
             case wire.Unload():
                 self._host.engines.release(frame.engine, self)
                 self._answer(frame.id, None)
+            case wire.Subscribe():
+                self._spawn(frame.id, self._host.pulse.stream(self, frame))
+            case wire.Stop():
+                await self._guarded(frame.id, self._stop(frame))
+            case wire.Release():
+                await self._guarded(frame.id, self._release(frame))
             case wire.Shutdown():
                 self._spawn(frame.id, self._shutdown(frame))
             case _:
@@ -239,6 +245,14 @@ class Connection:
         engine = self._host.engines.ready(frame.engine)
         self._answer(frame.id, await on_thread(lambda: ask(engine, frame), f"query-{frame.kind}"))
 
+    async def _stop(self, frame: wire.Stop) -> None:
+        self._host.stop_runs(frame.engine, self)
+        self._answer(frame.id, None)
+
+    async def _release(self, frame: wire.Release) -> None:
+        self._host.engines.evict(frame.engine, self.title)
+        self._answer(frame.id, None)
+
     async def _shutdown(self, frame: wire.Shutdown) -> None:
         self._host.refuse_under_others(self)
         self._answer(frame.id, None)
@@ -270,10 +284,21 @@ class Connection:
             self._read_by_client, self._moved = self._written - waiting, now
         return waiting > SEND_HARD_LIMIT or (waiting > SEND_LIMIT and now - self._moved > STALL_S)
 
-    def cancel_all(self) -> None:
-        """Cancel every run; each still ends with its record."""
+    @property
+    def backlog(self) -> int:
+        """Bytes that the client has not read yet."""
+        return self._writer.transport.get_write_buffer_size()
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        """Its runs in flight."""
+        return tuple(self._runs.values())
+
+    def cancel_all(self, hosted: Hosted | None = None) -> None:
+        """Cancel every run (of that engine); each still ends with its record."""
         for run in tuple(self._runs.values()):
-            run.cancel()
+            if hosted is None or run.hosted is hosted:
+                run.cancel()
 
     def hang_up(self) -> None:
         """End the connection once what was sent is out."""
@@ -315,4 +340,12 @@ def ask(engine: EngineLike, frame: wire.Query) -> object:
         return engine.next_prompt(frame.turn)
     if frame.kind == "facts":
         return engine.facts
-    return getattr(engine, frame.kind)()  # status, explain, memory, blocks: the decoder admits no other kind
+    if frame.kind == "lookup":
+        prompt = prompting(frame.prompt)
+        return engine.lookup(prompt, chat=frame.chat, cache_key=frame.cache_key)
+    if frame.kind == "lens":
+        if frame.lens is None:
+            raise ConfigError("lens", "is missing")
+        return engine.lens(frame.lens)
+    # status, explain, memory, blocks, steps, shapes, prefixes: the decoder admits no other kind
+    return getattr(engine, frame.kind)()

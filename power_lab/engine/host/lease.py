@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from logging import Logger
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from power_lab.engine.host.connection import Connection
 
 Watch = Callable[[str, int, int], None]
+
+RELEASED = 64  # engines of which is remembered who closed them
 
 
 def resolved(config: EngineConfig) -> EngineConfig:
@@ -56,6 +59,7 @@ class Hosted:
     watches: set[Watch] = field(default_factory=set)
     stage: str = ""
     runs: int = 0
+    released: str = ""  # by whom, where that came before it was there
     used: float = field(default_factory=time.monotonic)
 
     @property
@@ -76,6 +80,7 @@ class Engines:
         self._factory, self._paths, self._log = factory, paths, log
         self._table: dict[str, Hosted] = {}
         self._closing: set[asyncio.Future[None]] = set()
+        self._released: OrderedDict[str, str] = OrderedDict()  # key -> who closed it over its holders' heads
 
     def __iter__(self) -> Iterator[Hosted]:
         return iter(tuple(self._table.values()))
@@ -91,15 +96,19 @@ class Engines:
         """A ready engine that `client` holds. Raises EngineClosed."""
         hosted = self._table.get(key)
         if hosted is None or hosted.engine is None or client not in hosted.holders:
-            raise EngineClosed(f"Engine {key!r} is not loaded for this client.", "Load it again.")
+            raise self._gone(key, f"Engine {key!r} is not loaded for this client.")
         return hosted, hosted.engine
 
     def ready(self, key: str) -> EngineLike:
         """A loaded engine, for questions. Raises EngineClosed."""
         hosted = self._table.get(key)
         if hosted is None or hosted.engine is None:
-            raise EngineClosed(f"There is no engine {key!r}.", "Load it again.")
+            raise self._gone(key, f"There is no engine {key!r}.")
         return hosted.engine
+
+    def _gone(self, key: str, message: str) -> EngineClosed:
+        who = self._released.get(key)
+        return _closed_by(key, who) if who else EngineClosed(message, "Load it again.")
 
     async def load(self, config: EngineConfig, replaces: str, client: Connection, watch: Watch) -> tuple[Hosted, bool]:
         """Make or share an engine and lease it to `client`; says whether it was there. Raises EngineInUse, or what loading raises."""
@@ -132,6 +141,22 @@ class Engines:
             hosted.used = time.monotonic()
             if hosted.idle:
                 self.close(hosted, "its last client unloaded it")
+
+    def evict(self, key: str, who: str) -> None:
+        """Close an engine whoever holds it; one that is loading, as soon as it is there. Raises EngineClosed where there is none."""
+        hosted = self._table.get(key)
+        if hosted is None:
+            raise self._gone(key, f"There is no engine {key!r}.")
+        if hosted.engine is None:
+            hosted.released = who
+            return
+        self._remember(key, who)
+        self.close(hosted, f"{who} released it")
+
+    def _remember(self, key: str, who: str) -> None:
+        self._released[key] = who
+        while len(self._released) > RELEASED:
+            self._released.popitem(last=False)
 
     def forget(self, client: Connection) -> None:
         """The client's connection ended: its leases end, its engines keep their idle time."""
@@ -185,6 +210,7 @@ class Engines:
         loop = asyncio.get_running_loop()
         hosted = Hosted(key, config, loop.create_future())
         self._table[key] = hosted
+        self._released.pop(key, None)
         self._log.info("engine %s loads %r", key, Path(config.model).name)
 
         def progress(stage: str, done: int, total: int) -> None:
@@ -197,12 +223,23 @@ class Engines:
     def _loaded(self, hosted: Hosted, loading: asyncio.Future[EngineLike]) -> None:
         error = loading.exception()
         hosted.used = time.monotonic()
-        if error is None:
+        if error is None and hosted.released:
+            hosted.engine, error = loading.result(), _closed_by(hosted.key, hosted.released)
+            self._remember(hosted.key, hosted.released)
+            self.close(hosted, f"{hosted.released} released it")
+        elif error is None:
             self._log.info("engine %s is ready", hosted.key)
             hosted.engine = loading.result()
             hosted.ready.set_result(hosted.engine)
             return
-        self._log.error("engine %s failed to load", hosted.key, exc_info=error)
-        self._table.pop(hosted.key, None)
+        else:
+            self._log.error("engine %s failed to load", hosted.key, exc_info=error)
+            self._table.pop(hosted.key, None)
         hosted.ready.set_exception(error)
         hosted.ready.exception()  # retrieved: all who waited may be gone
+
+
+def _closed_by(key: str, who: str) -> EngineClosed:
+    return EngineClosed(
+        f"Engine {key!r} was closed by {who}.", "Load the model again: lab.load(...), or simply generate."
+    )

@@ -20,6 +20,15 @@ from power_lab.engine.config import EngineConfig
 from power_lab.engine.report import Decision, EngineStatus, MemoryPlan
 from power_lab.engine.request import SamplingParams
 from power_lab.engine.trace import BlockState, Delta, EngineFacts, RunRecord
+from power_lab.engine.vitals import (
+    LensAsk,
+    LensReport,
+    LookupReport,
+    PrefixTree,
+    ShapesReport,
+    StepRecord,
+    Vitals,
+)
 from power_lab.errors import PowerLabError, ProtocolError
 
 PROTOCOL = 1
@@ -31,7 +40,20 @@ _LENGTH = struct.Struct("<I")
 Data = dict[str, Any]  # of JSON; what is in it is checked where it is used
 Prompt = str | tuple[int | Data, ...]
 QueryKind = Literal[
-    "status", "explain", "memory", "blocks", "facts", "tokenize", "continuation", "next_prompt", "engines"
+    "status",
+    "explain",
+    "memory",
+    "blocks",
+    "facts",
+    "tokenize",
+    "continuation",
+    "next_prompt",
+    "engines",
+    "steps",
+    "shapes",
+    "prefixes",
+    "lookup",
+    "lens",
 ]
 
 
@@ -73,7 +95,7 @@ class Submit(Frame, frozen=True, kw_only=True):
 
 class Cancel(Frame, frozen=True, kw_only=True):
     """Ask for the end of request `id`. A run ends at the next step boundary and its `Done` still comes; a load or a question that is not
-    answered yet fails with RequestCancelled.
+    answered yet, and a subscription, fail with RequestCancelled.
     """
 
     id: int
@@ -89,6 +111,31 @@ class Query(Frame, frozen=True, kw_only=True):
     tokens: tuple[int, ...] = ()
     output: tuple[int, ...] = ()
     turn: Turn | None = None
+    prompt: Prompt = ""
+    chat: bool | None = None
+    cache_key: str = ""
+    lens: LensAsk | None = None
+
+
+class Subscribe(Frame, frozen=True, kw_only=True):
+    """Ask for samples of the whole host, `hz` times a second (0.2..20), until `Cancel`. Whoever reads slowly gets fewer."""
+
+    id: int
+    hz: float = 2.0
+
+
+class Stop(Frame, frozen=True, kw_only=True):
+    """Cancel every run in flight of an engine, whoever submitted it: each ends at its next step boundary, with its `Done`."""
+
+    id: int
+    engine: str
+
+
+class Release(Frame, frozen=True, kw_only=True):
+    """Close an engine, whoever holds it. Its runs end, and its holders are told who asked when they use it again."""
+
+    id: int
+    engine: str
 
 
 class Unload(Frame, frozen=True, kw_only=True):
@@ -160,8 +207,15 @@ class Done(Frame, frozen=True, kw_only=True):
     record: RunRecord
 
 
+class Sample(Frame, frozen=True, kw_only=True):
+    """What a subscription asked for, as it is now."""
+
+    id: int
+    vitals: Vitals
+
+
 class Answer(Frame, frozen=True, kw_only=True):
-    """The value a query asked for, or the plain acknowledgement (nil) of `Unload` and `Shutdown`."""
+    """The value a query asked for, or the plain acknowledgement (nil) of `Unload`, `Stop`, `Release` and `Shutdown`."""
 
     id: int
     value: msgspec.Raw
@@ -240,10 +294,15 @@ ANSWERS: dict[str, Any] = {
     "continuation": tuple[int, ...],
     "next_prompt": NextPrompt,
     "engines": HostStatus,
+    "steps": tuple[StepRecord, ...],
+    "shapes": ShapesReport,
+    "prefixes": PrefixTree,
+    "lookup": LookupReport,
+    "lens": LensReport,
 }
 
-Request = Hello | Load | Submit | Cancel | Query | Unload | Shutdown | Bye
-Reply = Welcome | Progress | Loaded | Accepted | Output | Done | Answer | Failure
+Request = Hello | Load | Submit | Cancel | Query | Unload | Subscribe | Stop | Release | Shutdown | Bye
+Reply = Welcome | Progress | Loaded | Accepted | Output | Done | Sample | Answer | Failure
 _requests = msgspec.msgpack.Decoder(Request)
 _replies = msgspec.msgpack.Decoder(Reply)
 

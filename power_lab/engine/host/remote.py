@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from power_lab.engine.chat import NextPrompt, Turn
 from power_lab.engine.config import strict
 from power_lab.engine.host import protocol as wire
-from power_lab.engine.host.client import SETTLE_S, HostClient, Mailbox
+from power_lab.engine.host.client import SETTLE_S, Feed, HostClient, Mailbox
 from power_lab.engine.messages import Options, Tool, check_options, check_tools, texts
 from power_lab.engine.report import Decision, EngineStatus, MemoryPlan
 from power_lab.engine.request import Prompt, SamplingParams
 from power_lab.engine.trace import BlockState, EngineFacts, OnDelta, OnDone, RunRecord
+from power_lab.engine.vitals import LensAsk, LensReport, LookupReport, PrefixTree, ShapesReport, StepRecord, Vitals
 from power_lab.errors import ConfigError, PowerLabError
 
 
@@ -140,6 +141,35 @@ class RemoteEngine:
 
     def status(self) -> EngineStatus:
         return self.client.query("status", self.key)
+
+    def subscribe(
+        self,
+        on_vitals: Callable[[Vitals], None],
+        hz: float = 2.0,
+        on_end: Callable[[PowerLabError], None] | None = None,
+    ) -> Feed:
+        """Samples of the whole host; this engine's is `vitals.of(engine.key)`. As `HostClient.subscribe`."""
+        return self.client.subscribe(on_vitals, hz, on_end)
+
+    def steps(self) -> tuple[StepRecord, ...]:
+        """The last 4,096 steps of the engine, oldest first."""
+        return self.client.query("steps", self.key)
+
+    def shapes(self) -> ShapesReport:
+        """What became of each graph shape, and better ones."""
+        return self.client.query("shapes", self.key)
+
+    def prefixes(self) -> PrefixTree:
+        """Every block of the prefix cache."""
+        return self.client.query("prefixes", self.key)
+
+    def lookup(self, prompt: Prompt, *, chat: bool | None = None, cache_key: str = "") -> LookupReport:
+        """Where a prompt would hit the prefix cache now, and where and why it stops. Arguments as for `submit`."""
+        return self.client.query("lookup", self.key, prompt=framed(prompt), chat=chat, cache_key=cache_key)
+
+    def lens(self, ask: LensAsk) -> LensReport:
+        """Target and draft at one position of a run; `LensAsk.of(record, position)` asks about a finished one."""
+        return self.client.query("lens", self.key, lens=ask)
 
     def tokenize(self, text: str) -> list[int]:
         return list(self.client.query("tokenize", self.key, text=text))

@@ -21,6 +21,7 @@ from power_lab.engine.host.connection import Connection
 from power_lab.engine.host.lease import Engines, Hosted
 from power_lab.engine.host.log import log_path
 from power_lab.engine.host.place import peer
+from power_lab.engine.host.pulse import Pulse
 from power_lab.engine.revision import code_digest
 from power_lab.errors import EngineClosed, EngineInUse
 
@@ -42,6 +43,7 @@ class Host:
         self._started = self._lonely = time.monotonic()
         self._draining: bool | None = None
         self._stopping = asyncio.Event()
+        self.pulse = Pulse(self)
 
     async def run(self, listener: socket.socket, ready: Callable[[], None]) -> None:
         """Serve until told to stop, or until nobody needs this host any more."""
@@ -103,8 +105,7 @@ class Host:
         """A snapshot from the loop's thread; the returned call completes it and may block, so it runs elsewhere."""
         clients = tuple(client.info for client in self._clients)
         rows = [(self._describe(hosted), hosted.engine) for hosted in self.engines]
-        ends_in = None if self._needed else max(0.0, self._lonely + self._settings.linger_s - time.monotonic())
-        uptime = time.monotonic() - self._started
+        ends_in, uptime = self.ends_in_s, self.uptime_s
 
         def complete() -> wire.HostStatus:
             return wire.HostStatus(
@@ -124,6 +125,32 @@ class Host:
         return complete
 
     @property
+    def clients(self) -> tuple[Connection, ...]:
+        return tuple(self._clients)
+
+    @property
+    def uptime_s(self) -> float:
+        return time.monotonic() - self._started
+
+    @property
+    def ends_in_s(self) -> float | None:
+        """Seconds until the host ends; None while it is needed."""
+        return None if self._needed else max(0.0, self._lonely + self._settings.linger_s - time.monotonic())
+
+    def engine_ends_in_s(self, hosted: Hosted) -> float | None:
+        """Seconds until an engine is closed for idleness; None while it is held or works."""
+        return max(0.0, hosted.used + self._settings.idle_s - time.monotonic()) if hosted.idle else None
+
+    def stop_runs(self, key: str, who: Connection) -> None:
+        """Cancel all runs of an engine, whoever submitted them. Raises EngineClosed."""
+        self.engines.ready(key)
+        self.log.info("client %s stops the runs of engine %s", who.title, key)
+        for client in self.clients:
+            for hosted in self.engines:
+                if hosted.key == key:
+                    client.cancel_all(hosted)
+
+    @property
     def _needed(self) -> bool:
         return bool(len(self.engines) or any(not client.observer for client in self._clients))
 
@@ -132,7 +159,6 @@ class Host:
         return tuple(sorted(one.title for one in self._clients if one.pid != client.pid and not one.observer))
 
     def _describe(self, hosted: Hosted) -> wire.EngineInfo:
-        ends_in = max(0.0, hosted.used + self._settings.idle_s - time.monotonic()) if hosted.idle else None
         return wire.EngineInfo(
             engine=hosted.key,
             config=hosted.config,
@@ -140,7 +166,7 @@ class Host:
             stage="" if hosted.engine is not None else hosted.stage,
             clients=tuple(holder.info for holder in hosted.holders),
             runs=hosted.runs,
-            ends_in_s=ends_in,
+            ends_in_s=self.engine_ends_in_s(hosted),
             facts=None,
             status=None,
         )

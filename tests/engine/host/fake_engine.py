@@ -24,7 +24,17 @@ from power_lab.engine.messages import Options, Tool
 from power_lab.engine.report import Decision, EngineStatus, MemoryPlan
 from power_lab.engine.request import Prompt, SamplingParams
 from power_lab.engine.trace import BlockState, Delta, EngineFacts, OnDelta, OnDone, RunRecord
-from power_lab.errors import CapacityError, EngineClosed, ModelFileError
+from power_lab.engine.vitals import (
+    EngineVitals,
+    LensAsk,
+    LensReport,
+    LookupReport,
+    PrefixTree,
+    RunVitals,
+    ShapesReport,
+    StepRecord,
+)
+from power_lab.errors import CapacityError, ConfigError, EngineClosed, ModelFileError
 
 
 class FakeTicket:
@@ -76,6 +86,7 @@ class FakeEngine:
         self._numbers = itertools.count()
         self._closed = False
         self._live: dict[int, FakeTicket] = {}
+        self._tokens = 0
 
     def submit(
         self,
@@ -129,6 +140,7 @@ class FakeEngine:
                 finish = "cancelled"
                 break
             out.append(seed[len(out) % 32])
+            self._tokens += 1
             if on_delta is not None:
                 on_delta(self._delta(ticket.id, out, time.monotonic() - start, "flood" in str(prompt)))
             if pace:
@@ -192,6 +204,39 @@ class FakeEngine:
             used_blocks=0,
             last_step_s=0.0,
         )
+
+    def vitals(self) -> EngineVitals:
+        return EngineVitals(
+            engine="",
+            model=self.facts.model,
+            device="cpu",
+            mode=self.facts.mode,
+            state="ready",
+            stage="",
+            clients=(),
+            running=len(self._live),
+            tokens=self._tokens,
+            steps=self._tokens,
+            runs=tuple(
+                RunVitals(run=number, client="", tokens=0, prompt_tokens=0, drafted=0, accepted=0, age_s=0.0)
+                for number in list(self._live)
+            ),
+        )
+
+    def steps(self) -> tuple[StepRecord, ...]:
+        return ()
+
+    def shapes(self) -> ShapesReport:
+        raise ConfigError("shapes", "a fake has none")
+
+    def prefixes(self) -> PrefixTree:
+        raise ConfigError("prefixes", "a fake has none")
+
+    def lookup(self, prompt: Prompt, *, chat: bool | None = None, cache_key: str = "") -> LookupReport:
+        raise ConfigError("lookup", repr((prompt, chat, cache_key)))
+
+    def lens(self, ask: LensAsk) -> LensReport:
+        raise ConfigError("lens", repr(ask.position))
 
     def tokenize(self, text: str) -> list[int]:
         return list(text.encode())

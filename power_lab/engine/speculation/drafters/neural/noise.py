@@ -20,12 +20,12 @@ def choose(scores: np.ndarray, ids: np.ndarray, params: SamplingParams, position
     if not params.temperature:
         return int(np.lexsort((ids, -scores))[0])
     z = (scores.astype(np.float64) - scores.max()) / params.temperature
-    kept = _survivors(z, ids, params)
+    kept = survivors(z, ids, params)
     noisy = z[kept] + gumbel(params.seed or 0, position, ids[kept])
     return int(kept[np.lexsort((ids[kept], -noisy))[0]])
 
 
-def _survivors(z: np.ndarray, ids: np.ndarray, params: SamplingParams) -> np.ndarray:
+def survivors(z: np.ndarray, ids: np.ndarray, params: SamplingParams) -> np.ndarray:
     """Indices of what top-k, then top-p over what top-k left, then min-p keep; at least one."""
     order = np.lexsort((ids, -z))
     if params.top_k:
