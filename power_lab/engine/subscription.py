@@ -49,7 +49,8 @@ class Subscription:
         self._gauges, self._reading, self._read_at = Gauges(), Reading(), float("-inf")
         self._end = threading.Event()
         self._began = time.monotonic()
-        threading.Thread(target=self._run, name="power-lab-vitals", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="power-lab-vitals", daemon=True)
+        self._thread.start()
 
     def close(self) -> None:
         """No more samples. Idempotent."""
