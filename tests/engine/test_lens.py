@@ -15,8 +15,18 @@ from power_lab.errors import ConfigError
 from power_lab.kernels.ops import Ops
 from tests import drafting, tiny
 
+
+def prompt_of(seed: int, length: int) -> list[int]:
+    return np.random.default_rng(seed).integers(0, 250, length).tolist()
+
+
 SHAPE = tiny.Shape(layers=2, seed=2)
 FEW = dict.fromkeys(range(65, 77), 12.0)  # favoured tokens: some drafts are right
+PROMPTS = [  # and what is favoured there, so that some drafts are right: the last one leaves no choice
+    (prompt_of(3, 65), FEW),
+    ([65, 66, 67, 65] * 15, dict.fromkeys(range(65, 68), 14.0)),
+    ([65] * 60, {65: 60.0}),
+]
 CHAINS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "penalised": {"repetition_penalty": 1.3, "presence_penalty": 0.8},
@@ -30,10 +40,6 @@ CHAINS: dict[str, dict[str, Any]] = {
         "logit_bias": {7: 3.0},
     },
 }
-
-
-def prompt_of(seed: int, length: int) -> list[int]:
-    return np.random.default_rng(seed).integers(0, 250, length).tolist()
 
 
 def asked(**changes: Any) -> SamplingParams:
@@ -81,7 +87,7 @@ def test_the_chain_removes_what_it_should(numba_ops: Callable[[int], Ops]) -> No
 def test_drafts_are_those_of_the_run(drafter: str, chain: str, numba_ops: Callable[[int], Ops]) -> None:
     engine = drafting.engine(drafter, SHAPE, numba_ops(1), kv_tokens=2048, step_tokens=64, max_batch=4, context=512)
     kept = refused = 0
-    for prompt, favoured in ((prompt_of(3, 65), FEW), ([65, 66, 67, 65] * 15, dict.fromkeys(range(65, 68), 14.0))):
+    for prompt, favoured in PROMPTS:
         params = asked(
             max_tokens=60, speculate=drafter, width=5, controller="fixed", logit_bias=favoured, **CHAINS[chain]
         )
