@@ -103,6 +103,8 @@ class PowerLabMagics(Magics):
         status = self._lab.status()
         if status is None:
             print("No engine host is running; the next call that needs one starts it.")
+        if waits := getattr(getattr(self.shell, "kernel", None), "waits", ""):
+            print(f"Widgets wait for running cells: {waits}.")
         return status
 
     def _load(self, words: list[str]) -> Lab:

@@ -41,9 +41,9 @@ def start(home: hosting.Home, specs: KernelSpecManager, tmp_path: Path) -> Itera
     """Start a kernel by name; all end with the test."""
     kernels: list[Kernel] = []
 
-    def make(name: str = "power_lab") -> Kernel:
+    def make(name: str = "power_lab", environment: dict[str, str] | None = None) -> Kernel:
         manager = KernelManager(kernel_name=name, kernel_spec_manager=specs)
-        kernel = Kernel(manager, home, tmp_path)
+        kernel = Kernel(manager, home, tmp_path, environment)
         kernels.append(kernel)
         return kernel
 

@@ -28,13 +28,14 @@ class Outcome(NamedTuple):
 
 
 class Kernel:
-    def __init__(self, manager: KernelManager, home: Home, cwd: Path) -> None:
+    def __init__(self, manager: KernelManager, home: Home, cwd: Path, extra: dict[str, str] | None = None) -> None:
         self.manager, self.home = manager, home
         environment = {
             **os.environ,
             "POWER_LAB_HOME": str(home.root),
             "PYTHONWARNINGS": "",
             "IPYTHONDIR": str(cwd / "ipython"),
+            **(extra or {}),
         }
         environment.pop("JPY_SESSION_NAME", None)
         self.log = (cwd / f"kernel-{id(self)}.log").open("w+b")
