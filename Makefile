@@ -5,11 +5,12 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup lab test lint bench clean browser
+.PHONY: help setup lab test lint bench clean browser node
 
 VENV := .venv
 BIN := $(VENV)/bin
-INPUTS := pyproject.toml constraints/cpu.txt
+INPUTS := pyproject.toml hatch_build.py constraints/cpu.txt \
+  $(wildcard labextension/*.json labextension/*.mjs $(foreach part,src style schema,labextension/$(part)/*))
 
 # On a machine without an NVIDIA GPU: the pinned CPU stack. With one: whatever the index serves, which brings CUDA.
 CONSTRAIN = $$(nvidia-smi -L 2>/dev/null | grep -q GPU || echo "-c constraints/cpu.txt")
@@ -34,7 +35,7 @@ setup: $(VENV)/.installed $(VENV)/.warm
 lab: setup
 	@exec $(BIN)/power-lab lab
 
-test: $(VENV)/.dev $(VENV)/.warm browser lint
+test: node $(VENV)/.dev $(VENV)/.warm browser lint
 	@$(BIN)/python -m pytest
 
 lint: $(VENV)/.dev
@@ -48,6 +49,7 @@ bench: $(VENV)/.dev $(VENV)/.warm
 	@$(BIN)/python bench/lifecycle.py
 
 clean:
+	rm -rf labextension/node_modules labextension/lib labextension/*.tsbuildinfo power_lab/labextension
 	rm -rf $(VENV) build dist .pytest_cache .hypothesis .ruff_cache .import_linter_cache test-results
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
 
@@ -73,6 +75,17 @@ $(VENV)/.dev: $(BIN)/python $(INPUTS)
 $(VENV)/.warm: $(VENV)/.installed
 	@$(BIN)/power-lab warm
 	@touch $@
+
+# pip builds the JupyterLab extension where Node.js is, once for each state of its sources; without it only that part is left out.
+# The tests want it.
+node:
+	@command -v npm >/dev/null && exit 0; \
+	sudo=; [ "$$(id -u)" = 0 ] || sudo="sudo -n"; \
+	if command -v apt-get >/dev/null && $$sudo true 2>/dev/null; then \
+	  echo "Installing Node.js for the JupyterLab extension"; \
+	  $$sudo apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$sudo apt-get install -yqq --no-install-recommends nodejs npm >/dev/null && exit 0; \
+	fi; \
+	echo "The tests of the JupyterLab extension need Node.js 20 or newer with npm. Install it, then run make test again." >&2; exit 1
 
 # The browser tests drive a real page: Debian's Chromium, or any Chrome already there.
 browser:

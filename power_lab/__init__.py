@@ -26,6 +26,11 @@ _HOMES = {
 }
 
 
+def _jupyter_labextension_paths() -> list[dict[str, str]]:
+    """Where the built JupyterLab extension lies; JupyterLab's own tools ask for it by this name."""
+    return [{"src": "labextension", "dest": "power-lab"}]
+
+
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

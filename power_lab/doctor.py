@@ -279,6 +279,22 @@ def _same_file(one: Path, other: Path) -> bool:
     return one.exists() and one.samefile(other)
 
 
+def labextension(paths: Paths) -> tuple[Status, str, str]:
+    """The side panel and status bar: prebuilt in releases, built by pip in a checkout, for which it wants Node.js."""
+    from jupyter_core.paths import jupyter_path
+
+    places = [Path(folder) / "power-lab" for folder in jupyter_path("labextensions")]
+    found = next((place for place in places if (place / "package.json").is_file()), None)
+    if found is not None:
+        return "ok", f"in {found}", ""
+    checkout = Path(__file__).parents[1]
+    repair = f"{sys.executable} -m pip install -e {checkout}" if (checkout / "labextension").is_dir() else _REINSTALL
+    value = "not installed: notebooks work, without side panel and status bar"
+    if shutil.which("npm") is None:
+        return "warn", value, f"Install Node.js 20 or newer (Debian: apt-get install nodejs npm), then run: {repair}"
+    return "warn", value, f"Run: {repair}"
+
+
 def host(paths: Paths) -> tuple[Status, str, str]:
     """Where the engine host listens, and whether it runs. `Place` minds socket lengths and network disks."""
     from power_lab.engine.host.log import log_path
@@ -310,6 +326,7 @@ CHECKS: dict[str, Callable[[Paths], tuple[Status, str, str]]] = {
     "default model": model,
     "model folders": model_folders,
     "Jupyter kernel": kernelspec,
+    "JupyterLab extension": labextension,
     "engine host": host,
 }
 """Name of each check and what does it."""

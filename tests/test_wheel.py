@@ -25,7 +25,7 @@ def test_every_file_of_the_package_is_in_it(wheel):
     wanted = {
         path.relative_to(ROOT).as_posix()
         for path in package.rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
+        if path.is_file() and "__pycache__" not in path.parts and path.parts[len(package.parts)] != "labextension"
     }
     assert wanted <= set(wheel.namelist())
 
@@ -40,6 +40,15 @@ def test_the_kernelspec_lands_where_jupyter_looks(wheel):
     assert spec["language"] == "python"
     logos = {name.removeprefix(folder) for name in wheel.namelist() if name.startswith(folder)}
     assert {"logo-svg.svg", "logo-32x32.png", "logo-64x64.png"} <= logos
+
+
+def test_the_jupyterlab_extension_lands_where_jupyterlab_looks(wheel):
+    folder = next(name for name in wheel.namelist() if name.endswith("labextensions/power-lab/install.json"))
+    folder = folder.removesuffix("install.json")
+    assert folder.endswith(".data/data/share/jupyter/labextensions/power-lab/")
+    package = json.loads(wheel.read(f"{folder}package.json"))
+    assert f"{folder}{package['jupyterlab']['_build']['load']}" in wheel.namelist()
+    assert not any(name.startswith("power_lab/labextension/") for name in wheel.namelist()), "in the wheel twice"
 
 
 def test_the_notebooks_travel_along(wheel):
