@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from power_lab.engine import prefixes
 from power_lab.engine.engine import Engine
 from power_lab.engine.prefix import BLOCK_TOKENS
 from power_lab.engine.request import SamplingParams
@@ -126,6 +127,16 @@ def test_what_is_known_of_blocks_is_bounded_by_the_pool(fresh: Engine) -> None:
         fresh.generate(prompt_of(seed, 600), ONE)
     assert len(fresh._stepper.monitor._known) <= 2 * fresh._scheduler.pool.total  # noqa: SLF001
     assert all(node.tokens for node in fresh.prefixes().nodes)
+
+
+def test_a_report_is_bounded_and_keeps_whole_prefixes(fresh: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefixes, "NODES", 7)
+    for seed in range(3):
+        fresh.generate(prompt_of(seed, 200), ONE)
+    tree = fresh.prefixes()
+    hashes = {node.hash for node in tree.nodes}
+    assert (len(tree.nodes), tree.left_out) == (7, 2)
+    assert all(node.parent in hashes for node in tree.nodes if node.depth)
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from power_lab.engine.config import EngineConfig, HostSettings, Paths
 from power_lab.engine.host.remote import RemoteEngine
 from power_lab.engine.request import SamplingParams
+from power_lab.engine.vitals import LensAsk
 from power_lab.errors import CapacityError, ConfigError, EngineClosed, HostUnavailable, PowerLabError
 from tests import tiny
 from tests.engine.host.tiny_engine import SHAPE
@@ -75,6 +78,50 @@ def test_errors_of_the_engine_come_back_typed(engine: RemoteEngine):
         engine.submit([], SamplingParams()).result()
     record = engine.submit(PROMPT, SamplingParams(max_tokens=900, ignore_eos=True), deadline_s=0.01).result()
     assert record.finish == "deadline"
+
+
+def test_inspectors_are_told_the_same_as_in_process(engine: RemoteEngine, numba_ops):
+    params = SamplingParams(max_tokens=40, temperature=0.7, seed=3, speculate="lookup")
+    here = tiny.engine(SHAPE, numba_ops(2), kv_tokens=2048, step_tokens=64)
+    prompt = PROMPT * 5
+    for one in (here.submit(prompt, params), engine.submit(prompt, params)):
+        record = one.result()
+    theirs, mine = engine.steps(), here.steps()
+    assert [(step.number, step.rows, step.tokens, step.how) for step in theirs] == [
+        (step.number, step.rows, step.tokens, step.how) for step in mine
+    ]
+    assert engine.shapes().demand == here.shapes().demand
+    nodes, ours = engine.prefixes().nodes, here.prefixes().nodes
+    assert [(node.hash, node.tokens, node.eviction) for node in nodes] == [
+        (node.hash, node.tokens, node.eviction) for node in ours
+    ]
+    asked = [*prompt, 1]
+    there = engine.lookup(asked)
+    assert (there.served, there.reason, there.blocks) == (
+        (len(prompt)) // 64 * 64,
+        "last-block",
+        here.lookup(asked).blocks,
+    )
+    ask = LensAsk.of(record, len(prompt) + 3)
+    assert engine.lens(ask) == here.lens(ask) and engine.lens(ask).exact
+    assert "position" in str(raises(ConfigError, lambda: engine.lens(msgspec.structs.replace(ask, position=0))))
+
+
+def test_a_stopped_and_a_released_engine_end_their_runs_at_a_step(engine: RemoteEngine, home: Home):
+    params = SamplingParams(max_tokens=900, ignore_eos=True, temperature=1.0, seed=4)
+    whole = engine.submit(PROMPT, params).result().tokens
+    other = home.client()
+    for end in (other.stop_runs, other.release):
+        begun = threading.Event()
+        run = engine.submit(PROMPT, params, on_delta=lambda delta, begun=begun: begun.set())
+        assert begun.wait(30)
+        end(engine.key)
+        record = run.result()
+        assert record.finish == "cancelled" and 0 < len(record.tokens) < 900
+        assert record.tokens == whole[: len(record.tokens)]
+    assert "closed by" in str(raises(EngineClosed, engine.status))
+    again = connected(home)
+    assert again.submit(PROMPT, params).result().tokens == whole
 
 
 def test_the_engine_tells_of_itself(engine: RemoteEngine):
