@@ -37,7 +37,7 @@ class LabExtension(BuildHookInterface):
 
 
 def build(sources: Path, built: Path, say: Any, warn: Any) -> None:
-    """Bring `built` up to date with `sources`, or leave it as it is and warn. What is there was made from one state of the sources alone."""
+    """Bring `built` up to date with `sources`, or warn why that cannot be. It holds the digest of the sources that it was made from."""
     stamp, digest = built / "sources.sha256", digest_of(sources)
     if stamp.is_file() and stamp.read_text() == digest:
         return
