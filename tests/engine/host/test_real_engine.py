@@ -81,7 +81,7 @@ def test_errors_of_the_engine_come_back_typed(engine: RemoteEngine):
 
 
 def test_inspectors_are_told_the_same_as_in_process(engine: RemoteEngine, numba_ops):
-    params = SamplingParams(max_tokens=40, temperature=0.7, seed=3, speculate="lookup")
+    params = SamplingParams(max_tokens=40, temperature=0.7, seed=3, speculate="lookup", controller="fixed")
     here = tiny.engine(SHAPE, numba_ops(2), kv_tokens=2048, step_tokens=64)
     prompt = PROMPT * 5
     for one in (here.submit(prompt, params), engine.submit(prompt, params)):
