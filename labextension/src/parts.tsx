@@ -89,7 +89,7 @@ export function Sparkline(props: { points: IPoint[]; now: number; seconds: numbe
         <path className="jp-PowerLab-sparkLine" d={drawn.line} />
       </svg>
       <span className="jp-PowerLab-sparkTop" aria-hidden="true">
-        {props.scale(drawn.top)}
+        {drawn.top > 1 ? props.scale(drawn.top) : ''}
       </span>
     </div>
   );

@@ -133,7 +133,7 @@ function Device(props: { device: IDevice; trans: TranslationBundle }): JSX.Eleme
     device.temperature_c !== null && { name: trans.__('temperature'), value: `${Math.round(device.temperature_c)} °C` },
     device.power_w !== null && { name: trans.__('power'), value: `${Math.round(device.power_w)} W` }
   ].filter(stat => stat !== false);
-  if (!device.name && used === null && stats.length === 0) {
+  if ((used === null || total === null) && stats.length === 0) {
     return null;
   }
   return (
@@ -141,7 +141,7 @@ function Device(props: { device: IDevice; trans: TranslationBundle }): JSX.Eleme
       <h3 title={device.name}>{device.name || trans.__('Device')}</h3>
       {used !== null && total !== null && (
         <Bar
-          name={trans.__('Device memory')}
+          name={trans.__('Memory')}
           value={trans.__('%1 of %2', bytes(used), bytes(total))}
           whole={total}
           parts={[{ kind: 'used', name: trans.__('in use'), size: used, text: bytes(used) }]}

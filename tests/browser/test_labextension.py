@@ -146,7 +146,7 @@ def test_every_state_is_drawn_and_accessible(lab_page, played):
     assert status.inner_text() == "no engine"
     played.vitals(engine(state="loading", stage="compiling kernels, 4 of 9"))
     seen("loading", "compiling kernels, 4 of 9")
-    for tick in range(0, 160):
+    for tick in range(160):
         played.vitals(
             busy(tick / 2),
             engine(engine="key-2", model="a/very-long-model-name-of-some-hub-Q4_K_M.gguf"),
@@ -169,9 +169,9 @@ def test_every_state_is_drawn_and_accessible(lab_page, played):
 
 
 def test_the_panel_looks_well_in_both_themes(lab_page, played):
-    for tick in range(0, 240):
-        pace = 1 + (tick // 40) % 3
-        played.vitals(busy(tick / 2 * pace if tick < 40 else 20 + tick / 2), at=1000 + tick / 2, device=GPU)
+    for tick in range(240):
+        wave = 10 * ((tick // 20) % 3)
+        played.vitals(busy(tick / 2 + wave / 30), at=1000 + tick / 2, device=GPU)
     lab_page.page.locator(".jp-PowerLab-big").wait_for()
     for theme in ("Light", "Dark"):
         lab_page.theme(f"JupyterLab {theme}")
@@ -198,7 +198,8 @@ def test_an_engine_is_stopped_after_one_confirmation_that_says_whom_it_hits(lab_
     asked = [message for message in played.heard if message["kind"] != "rate"]
     assert [(message["kind"], message["engine"]) for message in asked] == [("unload", "key-1")]
     played.say("failed", id=asked[0]["id"], message="It is being loaded.", remedy="Wait for it.")
-    page.get_by_text("It is being loaded. Wait for it.").wait_for()
+    page.screenshot(path=str(lab_page.pictures / "refused.png"))
+    page.get_by_text("It is being loaded. Wait for it.").first.wait_for(timeout=5000)
 
 
 def test_nothing_is_asked_for_while_nothing_shows(lab_page, played):
@@ -214,7 +215,9 @@ def test_nothing_is_asked_for_while_nothing_shows(lab_page, played):
 
 def test_the_launcher_has_a_section_of_ours_and_the_layout_puts_the_notebook_beside_the_panel(lab_page, played):
     page = lab_page.page
+    lab_page.command("launcher:create")
     section = page.locator(".jp-Launcher-section", has=page.locator(".jp-Launcher-sectionTitle", has_text="Power Lab"))
+    section.wait_for()
     assert section.locator(".jp-LauncherCard").count() == 3
     section.screenshot(path=str(lab_page.pictures / "launcher-section.png"))
     section.locator(".jp-LauncherCard", has_text="Notebook").click()
