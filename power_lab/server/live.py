@@ -69,6 +69,7 @@ class LiveHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
             self._reply(messages.Trouble(error.message, error.remedy))
             return
         if isinstance(asked, messages.Rate):
+            self._newest = ""
             self._hub.rate(self, asked.hz)
         elif len(self._orders) >= ORDERS:
             self._reply(messages.Failed(asked.id, f"{ORDERS} orders are under way.", "Wait for their replies."))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -9,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from tornado.websocket import WebSocketClientConnection, websocket_connect
 from tests.hosting import HANG_S
 
 TOKEN = "a-token-for-tests"  # noqa: S105
-BASE = "/a b/lab/"
+BASE = "/some/where/"
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class Server:
     url: str
     log: Path
     pid: int
+    pages: list[Page] = field(default_factory=list)
 
     def at(self, path: str) -> str:
         return f"{self.url}power-lab/{path}"
@@ -52,13 +54,19 @@ class Server:
         finally:
             client.close()
 
-    async def page(self, *, hz: float | None = None, token: str = TOKEN, origin: str = "") -> Page:
-        """Open a websocket. Raises HTTPClientError where it is refused."""
-        headers = {"Authorization": f"token {token}"} if token else {}
+    async def cookies(self) -> str:
+        """What a browser has after the page was opened with its token."""
+        given = (await self.get("api/status")).headers.get_list("Set-Cookie")
+        return "; ".join(cookie.split(";")[0] for cookie in given)
+
+    async def page(self, *, hz: float | None = None, token: str = TOKEN, cookies: str = "", origin: str = "") -> Page:
+        """Open a websocket, by token as a script does, or by cookies as a browser. Raises HTTPClientError where it is refused."""
+        headers = {"Cookie": cookies} if cookies else {"Authorization": f"token {token}"} if token else {}
         if origin:
             headers["Origin"] = origin
         request = HTTPRequest(self.at("api/live").replace("http", "ws", 1), headers=headers, connect_timeout=HANG_S)
         page = Page(await websocket_connect(request))
+        self.pages.append(page)
         if hz is not None:
             page.send(kind="rate", hz=hz)
         return page
@@ -69,14 +77,22 @@ class Page:
 
     def __init__(self, socket: WebSocketClientConnection) -> None:
         self.socket = socket
+        self.closed = False
+
+    async def close(self) -> None:
+        """Close and wait for the end; once more does nothing."""
+        if self.closed:
+            return
+        self.closed = True
+        self.socket.close()
+        while await asyncio.wait_for(self.socket.read_message(), HANG_S) is not None:
+            pass
 
     def send(self, **message: Any) -> None:
         self.socket.write_message(json.dumps(message))
 
     async def next(self) -> dict[str, Any]:
         """The next message; None at the end is an error."""
-        import asyncio
-
         text = await asyncio.wait_for(self.socket.read_message(), HANG_S)
         assert text is not None, f"closed: {self.socket.close_code} {self.socket.close_reason}"
         return json.loads(text)
