@@ -95,7 +95,7 @@ class Actions {
         unload: trans.__('%1 could not be unloaded: %2', engine.model, said),
         restart: trans.__('%1 could not be restarted: %2', engine.model, said)
       }[action];
-      Notification.error(failed.trim());
+      Notification.error(failed.trim(), { autoClose: false }); // without the option it would only count up in the status bar
     }
   }
 }

@@ -198,7 +198,6 @@ def test_an_engine_is_stopped_after_one_confirmation_that_says_whom_it_hits(lab_
     asked = [message for message in played.heard if message["kind"] != "rate"]
     assert [(message["kind"], message["engine"]) for message in asked] == [("unload", "key-1")]
     played.say("failed", id=asked[0]["id"], message="It is being loaded.", remedy="Wait for it.")
-    page.screenshot(path=str(lab_page.pictures / "refused.png"))
     page.get_by_text("It is being loaded. Wait for it.").first.wait_for(timeout=5000)
 
 
