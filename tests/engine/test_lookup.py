@@ -36,7 +36,7 @@ def fresh(numba_ops: Callable[[int], Ops]) -> Engine:
     return tiny.engine(SHAPE, numba_ops(1), kv_tokens=1024)
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2), st.integers(1, 320), st.integers(0, 320), st.integers(0, 3), st.sampled_from(["", "a", "b"]))
 def test_a_lookup_says_what_a_request_is_then_served(
     engine: Engine, seed: int, length: int, turn: int, other: int, namespace: str

@@ -53,7 +53,7 @@ REQUESTS = st.lists(
 )
 
 
-@settings(max_examples=25)
+@settings(max_examples=25, deadline=None)
 @given(wanted=REQUESTS)
 def test_ring_and_counters_are_the_sum_over_run_records(engine: Engine, wanted: list[tuple[Any, ...]]) -> None:
     before, steps_before = engine.vitals(), len(engine.steps())
