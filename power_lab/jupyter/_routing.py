@@ -61,7 +61,7 @@ class Routing:
     def follow_front_end() -> None:
         """Deliver a comm's message where the front end sent it, not where the kernel last published from. For the whole process."""
 
-        def reply_subshell_for(comm: Any, data: Any, default: Any) -> Any:
+        def reply_subshell_for(self: Any, data: Any, default: Any) -> Any:
             return default
 
         BaseComm._reply_subshell_for = reply_subshell_for
@@ -124,9 +124,10 @@ class Routing:
 
     def _service(self) -> str:
         manager = self._kernel.shell_channel_thread.manager
-        if self._subshell is None or self._subshell not in manager.list_subshell():
-            self._subshell = manager._create_subshell()
-        return self._subshell
+        subshell = self._subshell
+        if subshell is None or subshell not in manager.list_subshell():
+            self._subshell = subshell = str(manager._create_subshell())
+        return subshell
 
     # --- subshells that front ends ask for ----------------------------------------------------------------------------------------
 

@@ -81,7 +81,8 @@ class PowerLabKernel(ServedKernel, IPythonKernel):
         """Answered on the control thread, so also while a cell runs; see service.py."""
         content = parent.get("content")
         reply = self.service.answer(content if isinstance(content, dict) else {})
-        self.session.send(socket, "power_lab_reply", reply, parent, ident)
+        session: Any = self.session
+        session.send(socket, "power_lab_reply", reply, parent, ident)
 
     def _stop(self, number: int, frame: Any) -> None:
         """Stop while no cell runs: end the handlers."""

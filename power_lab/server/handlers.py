@@ -60,18 +60,20 @@ def bokeh_folder() -> Path | None:
     return None if found is None or found.origin is None else Path(found.origin).parent / "server" / "static"
 
 
-class BokehHandler(web.StaticFileHandler, JupyterHandler):
+class BokehHandler(JupyterHandler, web.StaticFileHandler):  # pyright: ignore[reportIncompatibleMethodOverride]
     """BokehJS's scripts, to logged-in users. The version in the query makes an answer good for ever; without it the page asks again."""
 
     auth_resource = RESOURCE
 
     @web.authenticated
-    async def get(self, path: str, include_body: bool = True) -> None:
-        await super().get(path, include_body)
+    @authorized
+    async def get(self, path: str, include_body: bool = True) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        await web.StaticFileHandler.get(self, path, include_body)
 
     @web.authenticated
-    async def head(self, path: str) -> None:
-        await super().head(path)
+    @authorized
+    async def head(self, path: str) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] - tornado's is a plain call of get
+        await web.StaticFileHandler.head(self, path)
 
     def set_extra_headers(self, path: str) -> None:
         kept = "v" in self.request.arguments

@@ -29,7 +29,7 @@ ORDERS = 16
 _TOO_BIG, _TRY_LATER, _POLICY = 1009, 1013, 1008
 
 
-class LiveHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
+class LiveHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):  # pyright: ignore[reportIncompatibleMethodOverride]
     """One page. Nothing queues for it but the newest sample and the replies to its own orders."""
 
     auth_resource = RESOURCE
