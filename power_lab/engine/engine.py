@@ -16,6 +16,7 @@ from power_lab.engine.assembly import assemble
 from power_lab.engine.chat import NextPrompt, Turn, next_prompt
 from power_lab.engine.config import EngineConfig, Paths
 from power_lab.engine.hostprofile import Change, HostProfile
+from power_lab.engine.inspection import LensAsk, LensReport, LookupReport, PrefixTree, ShapesReport, StepRecord
 from power_lab.engine.interrupts import Interrupts
 from power_lab.engine.lens import Lens
 from power_lab.engine.live import Live
@@ -31,16 +32,7 @@ from power_lab.engine.stepping import Stepper
 from power_lab.engine.subscription import Subscription
 from power_lab.engine.ticket import Ticket
 from power_lab.engine.trace import BlockState, EngineFacts, OnDelta, OnDone, RunRecord
-from power_lab.engine.vitals import (
-    EngineVitals,
-    LensAsk,
-    LensReport,
-    LookupReport,
-    PrefixTree,
-    ShapesReport,
-    StepRecord,
-    Vitals,
-)
+from power_lab.engine.vitals import EngineVitals, Vitals
 from power_lab.errors import EngineClosed, PowerLabError
 from power_lab.models import Report
 

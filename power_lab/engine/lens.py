@@ -16,6 +16,7 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
+from power_lab.engine.inspection import LensAsk, LensDraft, LensReport, LensToken
 from power_lab.engine.plan import StepPlan
 from power_lab.engine.request import SamplingParams
 from power_lab.engine.runner import Runner
@@ -24,7 +25,6 @@ from power_lab.engine.speculation.drafters.neural.noise import gumbel, survivors
 from power_lab.engine.ticket import Ticket
 from power_lab.engine.tokenizer import Tokenizer
 from power_lab.engine.trace import RunRecord
-from power_lab.engine.vitals import LensAsk, LensDraft, LensReport, LensToken
 from power_lab.errors import ConfigError
 
 DEADLINE_S = 60.0

@@ -12,6 +12,7 @@ from typing import TypeVar
 from power_lab.engine import views
 from power_lab.engine.assembly import Parts
 from power_lab.engine.config import EngineConfig
+from power_lab.engine.inspection import LookupReport, PrefixTree, ShapesReport, StepRecord
 from power_lab.engine.live import Live
 from power_lab.engine.loader import Loaded
 from power_lab.engine.lookup import look_up
@@ -22,7 +23,7 @@ from power_lab.engine.report import MemoryPlan
 from power_lab.engine.shapes import Ran
 from power_lab.engine.shapes_report import report
 from power_lab.engine.stepping import Stepper
-from power_lab.engine.vitals import EngineVitals, LookupReport, PrefixTree, RunVitals, ShapesReport, StepRecord
+from power_lab.engine.vitals import EngineVitals, RunVitals
 
 RUNS = 64  # in one sample
 MEMORY_S = 1.0  # how old the memory plan of a sample may be

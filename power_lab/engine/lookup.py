@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from power_lab.engine.inspection import LookupReport
 from power_lab.engine.prefix import BLOCK_TOKENS, chain
 from power_lab.engine.prefixes import Cache, Held
 from power_lab.engine.tokenizer import Tokenizer
-from power_lab.engine.vitals import LookupReport
 
 NAMESPACES = 64  # others that are searched
 

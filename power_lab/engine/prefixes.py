@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from power_lab.engine.blocks import BlockPool
+from power_lab.engine.inspection import PrefixNode, PrefixTree
 from power_lab.engine.monitor import Known, Monitor
 from power_lab.engine.prefix import BLOCK_TOKENS
 from power_lab.engine.request import Request
 from power_lab.engine.tokenizer import Tokenizer
-from power_lab.engine.vitals import PrefixNode, PrefixTree
 
 NODES = 16_384  # in one report: about a kilobyte each
 UNKNOWN = Known("", b"")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from power_lab.engine.graphs import Graphs
+from power_lab.engine.inspection import BucketReport, ShapeRow, ShapesReport, StepRecord
 from power_lab.engine.planner import PADDED_ROWS, BucketPlan, CostCurve, plan_buckets
 from power_lab.engine.shapes import Coverage, ShapeStats
 from power_lab.engine.speculation.width.costs import MeasuredCosts
-from power_lab.engine.vitals import BucketReport, ShapeRow, ShapesReport, StepRecord
 
 SIZES = 512  # row counts that are planned for; the planner is quadratic in them
 OFF = "Graphs are off: graph_mb is 0."

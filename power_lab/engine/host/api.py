@@ -7,19 +7,12 @@ from typing import Protocol
 
 from power_lab.engine.chat import NextPrompt, Turn
 from power_lab.engine.config import EngineConfig, Paths
+from power_lab.engine.inspection import LensAsk, LensReport, LookupReport, PrefixTree, ShapesReport, StepRecord
 from power_lab.engine.messages import Options, Tool
 from power_lab.engine.report import Decision, EngineStatus, MemoryPlan
 from power_lab.engine.request import Prompt, SamplingParams
 from power_lab.engine.trace import BlockState, EngineFacts, OnDelta, OnDone, RunRecord
-from power_lab.engine.vitals import (
-    EngineVitals,
-    LensAsk,
-    LensReport,
-    LookupReport,
-    PrefixTree,
-    ShapesReport,
-    StepRecord,
-)
+from power_lab.engine.vitals import EngineVitals
 
 OnProgress = Callable[[str, int, int], None]
 

@@ -17,18 +17,11 @@ import msgspec
 from power_lab import errors
 from power_lab.engine.chat import NextPrompt, Turn
 from power_lab.engine.config import EngineConfig
+from power_lab.engine.inspection import LensAsk, LensReport, LookupReport, PrefixTree, ShapesReport, StepRecord
 from power_lab.engine.report import Decision, EngineStatus, MemoryPlan
 from power_lab.engine.request import SamplingParams
 from power_lab.engine.trace import BlockState, Delta, EngineFacts, RunRecord
-from power_lab.engine.vitals import (
-    LensAsk,
-    LensReport,
-    LookupReport,
-    PrefixTree,
-    ShapesReport,
-    StepRecord,
-    Vitals,
-)
+from power_lab.engine.vitals import Vitals
 from power_lab.errors import PowerLabError, ProtocolError
 
 PROTOCOL = 1
@@ -40,21 +33,9 @@ _LENGTH = struct.Struct("<I")
 Data = dict[str, Any]  # of JSON; what is in it is checked where it is used
 Prompt = str | tuple[int | Data, ...]
 QueryKind = Literal[
-    "status",
-    "explain",
-    "memory",
-    "blocks",
-    "facts",
-    "tokenize",
-    "continuation",
-    "next_prompt",
-    "engines",
-    "steps",
-    "shapes",
-    "prefixes",
-    "lookup",
-    "lens",
-]
+    "status", "explain", "memory", "blocks", "facts", "tokenize", "continuation", "next_prompt", "engines",
+    "steps", "shapes", "prefixes", "lookup", "lens",
+]  # fmt: skip
 
 
 class Frame(msgspec.Struct, frozen=True, kw_only=True, tag_field="frame", tag=str.lower, forbid_unknown_fields=True):

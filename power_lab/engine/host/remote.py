@@ -9,11 +9,12 @@ from power_lab.engine.chat import NextPrompt, Turn
 from power_lab.engine.config import strict
 from power_lab.engine.host import protocol as wire
 from power_lab.engine.host.client import SETTLE_S, Feed, HostClient, Mailbox
+from power_lab.engine.inspection import LensAsk, LensReport, LookupReport, PrefixTree, ShapesReport, StepRecord
 from power_lab.engine.messages import Options, Tool, check_options, check_tools, texts
 from power_lab.engine.report import Decision, EngineStatus, MemoryPlan
 from power_lab.engine.request import Prompt, SamplingParams
 from power_lab.engine.trace import BlockState, EngineFacts, OnDelta, OnDone, RunRecord
-from power_lab.engine.vitals import LensAsk, LensReport, LookupReport, PrefixTree, ShapesReport, StepRecord, Vitals
+from power_lab.engine.vitals import Vitals
 from power_lab.errors import ConfigError, PowerLabError
 
 
