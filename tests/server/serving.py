@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -75,8 +76,8 @@ class Server:
 class Page:
     """One websocket."""
 
-    def __init__(self, socket: WebSocketClientConnection) -> None:
-        self.socket = socket
+    def __init__(self, connection: WebSocketClientConnection) -> None:
+        self.socket = connection
         self.closed = False
 
     async def close(self) -> None:
@@ -160,7 +161,11 @@ def _described(path: Path, process: subprocess.Popen[bytes], log: Path) -> dict[
     deadline = time.monotonic() + HANG_S
     while time.monotonic() < deadline and process.poll() is None:
         try:
-            return json.loads(path.read_text())
-        except (FileNotFoundError, ValueError):
+            found = json.loads(path.read_text())
+            socket.create_connection(
+                ("127.0.0.1", found["port"]), HANG_S
+            ).close()  # the file is there a little before the server
+            return found
+        except (FileNotFoundError, ValueError, ConnectionRefusedError):
             time.sleep(0.05)
     pytest.fail(f"the server did not start:\n{log.read_text()[-4000:]}")

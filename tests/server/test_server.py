@@ -144,8 +144,9 @@ async def test_strangers_are_refused_and_nonsense_is_answered(server: Server, ho
     page.socket.write_message(b"\xff\xfe", binary=True)
     await page.until("error")
     page.socket.write_message("x" * 5000)
-    page.closed = True
     assert await asyncio.wait_for(page.socket.read_message(), HANG_S) is None, "too large a message ends the connection"
+    page.closed = True
+    page.socket.close()
     assert TOKEN not in server.log.read_text()
 
 
