@@ -295,6 +295,16 @@ def labextension(paths: Paths) -> tuple[Status, str, str]:
     return "warn", value, f"Run: {repair}"
 
 
+def routing(paths: Paths) -> tuple[Status, str, str]:
+    """Whether our kernel can answer widgets while a cell runs, which leans on private names of ipykernel."""
+    from power_lab.jupyter._routing import missing
+
+    if absent := missing():
+        remedy = f"Run: {sys.executable} -m pip install --upgrade power-lab 'ipykernel>=7.4,<8'"
+        return "warn", f"wait for the running cell: ipykernel lacks {', '.join(absent)}", remedy
+    return "ok", "answered while a cell runs", ""
+
+
 def host(paths: Paths) -> tuple[Status, str, str]:
     """Where the engine host listens, and whether it runs. `Place` minds socket lengths and network disks."""
     from power_lab.engine.host.log import log_path
@@ -327,6 +337,7 @@ CHECKS: dict[str, Callable[[Paths], tuple[Status, str, str]]] = {
     "model folders": model_folders,
     "Jupyter kernel": kernelspec,
     "JupyterLab extension": labextension,
+    "widgets": routing,
     "engine host": host,
 }
 """Name of each check and what does it."""

@@ -277,3 +277,16 @@ def child_environment(package_root: Path) -> dict[str, str]:
     path = f"{package_root}{os.pathsep}{inherited}" if inherited else str(package_root)
     installed = package_root in {Path(entry) for entry in site.getsitepackages()}
     return dict(os.environ) if installed else {**os.environ, "PYTHONPATH": path}
+
+
+_PAGES = "POWER_LAB_PAGES"
+
+
+def announce_pages() -> None:
+    """In a Jupyter server: tell the kernels that it will start that its pages can load our files."""
+    os.environ[_PAGES] = "1"
+
+
+def pages_served() -> bool:
+    """In a kernel: whether the server that started it serves our files to its pages."""
+    return os.environ.get(_PAGES) == "1"

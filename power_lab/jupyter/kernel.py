@@ -13,6 +13,8 @@ from tornado.ioloop import PeriodicCallback
 from traitlets import Instance, Type, default
 
 import power_lab
+from power_lab.engine.config import pages_served
+from power_lab.jupyter import bokehjs
 from power_lab.jupyter._routing import ENGINE_TARGET, ServedKernel
 from power_lab.jupyter.cancel import Tokens
 from power_lab.jupyter.magics import PowerLabMagics, add_completions
@@ -72,6 +74,8 @@ class PowerLabKernel(ServedKernel, IPythonKernel):
         """Start, with a tick: a cell that awaits is interrupted only when the event loop wakes (ipykernel#881)."""
         super().start()
         self.comm_manager.register_target(ENGINE_TARGET, self.service.comm_opened)
+        if pages_served():
+            bokehjs.serve_from_server()
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, self._stop)  # in force between cells; in them it is IPython's
         self._tick = PeriodicCallback(self._at_tick, TICK_MS)

@@ -6,7 +6,7 @@ from typing import Any
 
 from jupyter_server.utils import url_path_join
 
-from power_lab.engine.config import Paths
+from power_lab.engine.config import Paths, announce_pages
 from power_lab.engine.host.place import Place
 from power_lab.server.handlers import BokehHandler, StatusHandler, bokeh_folder
 from power_lab.server.hub import Hub
@@ -28,4 +28,5 @@ def install(server: Any) -> None:
     ]
     if (folder := bokeh_folder()) is not None:
         routes.append((url_path_join(base, "bokeh", SCRIPTS), BokehHandler, {"path": str(folder)}))
+        announce_pages()
     app.add_handlers(".*$", routes)
