@@ -108,7 +108,7 @@ def described(engine: Any) -> list[tuple[str, int]]:
     model, runner = engine._loaded.model, engine._runner
     from power_lab.engine.plan import Span, StepPlan
 
-    batch = runner.inputs.fill(StepPlan(0, (Span(0, 0, (1,), 0, 1, (1,), 0),)))
+    batch = runner.inputs.fill(StepPlan(0, (Span(0, 0, (1,), 0, 1, (1,)),)))
     model.ops, kept = Listing(), model.ops
     try:
         model.forward(batch, runner.caches, runner.workspace)

@@ -30,6 +30,7 @@ class Parts:
     Attributes:
         draft: the draft model as a drafter, companion: the trained drafter, if there is one.
         pool: how the KV pools came to their size.
+        costs: of steps and drafter calls; rounds: of steps that resume, their drafts included.
         resolve: the drafter that a request's `speculate` means.
         recorded: drafters that read more than tokens, by name.
     """
@@ -40,6 +41,7 @@ class Parts:
     pool: PoolPlan
     scheduler: Scheduler
     costs: MeasuredCosts
+    rounds: MeasuredCosts
     proposer: Proposer
     resolve: Callable[[str], str]
     recorded: dict[str, Drafter]
@@ -88,16 +90,17 @@ def assemble(config: EngineConfig, loaded: Loaded, clock: Callable[[], float], o
     root = partial(prefix.model_root, loaded.facts)
     scheduler = Scheduler(BlockPool(pool.pages, clock), limits, root, reuse=config.prefix_cache)
     have = {"draft_model": draft, "companion": companion}
-    costs = MeasuredCosts(runner.ops.row_buckets if graphs else ())
+    costs, rounds = (MeasuredCosts(runner.ops.row_buckets if graphs else ()) for _ in range(2))
     proposer = Proposer(
         partial(make_drafter, **have, remedy=partial(remedy, model=loaded.facts.model, sha256=loaded.facts.sha256)),
         clock,
         loaded.facts.vocab,
         step_rows=limits.step_tokens,
         costs=costs,
+        rounds=rounds,
         on_draft=costs.add_draft,
     )
     recorded: dict[str, Drafter] = {} if companion is None else {n: companion.drafter(n) for n in companion.serves}
     if draft is not None:
         recorded[draft.name] = draft
-    return Parts(runner, draft, companion, pool, scheduler, costs, proposer, partial(resolve, **have), recorded)
+    return Parts(runner, draft, companion, pool, scheduler, costs, rounds, proposer, partial(resolve, **have), recorded)

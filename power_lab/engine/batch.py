@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from math import prod
@@ -13,9 +13,10 @@ import numpy as np
 from power_lab.engine import sampler
 from power_lab.engine.plan import StepPlan
 from power_lab.engine.request import Request
-from power_lab.kernels.ops import BLOCK, Array, Batch, Ops, SampleRows
+from power_lab.kernels.ops import BLOCK, Array, Batch, Onward, Ops, SampleRows
 
 ALIGNED = 16  # kernels read 16 bytes at a time
+ONWARD = ("windows", "came", "source")  # of `Onward`
 LAYOUTS = 512  # whose arrays are kept; graphs keep those that they were captured on
 
 Place = tuple[int, tuple[int, ...], str]  # first byte, shape, dtype
@@ -27,13 +28,15 @@ class Layout:
 
     Attributes:
         places: where each lies in the block.
-        batch, draws: on the device; `draws` names no lists. arrays: all of them, by name.
+        batch, draws: on the device; `draws` names no lists. onward: beside them, where steps go on from one another on the device.
+        arrays: all of them, by name.
         hosts: the same in pieces of staging memory, by the piece's identity; the pieces themselves.
     """
 
     places: Mapping[str, Place]
     batch: Batch
     draws: SampleRows
+    onward: Onward | None
     arrays: Mapping[str, Array]
     hosts: dict[int, tuple[dict[str, np.ndarray], np.ndarray]] = field(default_factory=dict)
 
@@ -51,12 +54,22 @@ class Inputs:
         ops: the device.
         rows, sampled, spans: most rows, logit rows and spans of a step, padding included.
         pages: most pages of a sequence.
-        before: whether `Batch.before` is filled.
+        before: whether `Batch.before` is filled. resumes: whether there is an `Onward`.
     """
 
-    def __init__(self, ops: Ops, rows: int, sampled: int, spans: int, pages: int, *, before: bool = False) -> None:
+    def __init__(
+        self,
+        ops: Ops,
+        rows: int,
+        sampled: int,
+        spans: int,
+        pages: int,
+        *,
+        before: bool = False,
+        resumes: bool = False,
+    ) -> None:
         self._ops = ops
-        self._before = before
+        self._before, self._resumes = before, resumes
         self._spans, self._pages = spans, pages
         self._layouts: OrderedDict[tuple[int, int], Layout] = OrderedDict()
         self._raw = ops.empty((self._places(rows, sampled)[1],), "uint8")
@@ -79,13 +92,23 @@ class Inputs:
         return self._layouts[key]
 
     def fill(
-        self, layout: Layout, plan: StepPlan, requests: Mapping[int, Request], lists: sampler.Lists | None
+        self,
+        layout: Layout,
+        plan: StepPlan,
+        requests: Mapping[int, Request],
+        lists: sampler.Lists | None,
+        drafts: Sequence[Sequence[int]] = (),
     ) -> None:
         """Write a step's values and send them: one row a token, one table row a span. Rows beyond the plan's compute token 0 on the dummy
-        page; logit rows beyond draw greedily."""
+        page; logit rows beyond draw greedily.
+
+        drafts: of each span, where those that it verifies lie on the device.
+        """
         memory = self._staging.open()
         host = layout.host(memory)
         tables = _fill_rows(host, plan)
+        if self._resumes:
+            _fill_onward(host, plan, drafts)
         # A request's controls never change: where they lie as they did, and nothing else was written there since, they are left.
         shown = lists or (
             len(host["ids"]),
@@ -105,16 +128,20 @@ class Inputs:
         batch["before"] = arrays.get("before")
         lists = {"history": self._ints, "bias_ids": self._ints, "bias_values": self._floats}
         made = Batch(positions=arrays["row_positions"], **batch), SampleRows(**draws, **lists)
-        return Layout(places, *made, arrays)
+        onward = Onward(*(arrays[name] for name in ONWARD)) if self._resumes else None
+        return Layout(places, *made, onward, arrays)
 
     def _shapes(self, rows: int, sampled: int) -> dict[str, tuple[tuple[int, ...], str]]:
         """Arrays by name. Tables come last: only those in use are sent."""
+        tables = min(rows, self._spans + 1)
+        onward = {"windows": ((tables, 3), "int32"), "came": ((tables,), "int32"), "source": ((rows,), "int32")}
         return {
             **dict.fromkeys(("ids", "row_positions", "table_of"), ((rows,), "int32")),
             **dict.fromkeys(("slots", "before") if self._before else ("slots",), ((rows,), "int64")),
             "sampled": ((sampled,), "int32"),
             **{name: ((sampled, *tail), dtype) for name, (tail, dtype, _) in sampler.COLUMNS.items()},
-            "tables": ((min(rows, self._spans + 1), self._pages), "int32"),
+            **(onward if self._resumes else {}),
+            "tables": ((tables, self._pages), "int32"),
         }
 
     def _places(self, rows: int, sampled: int) -> tuple[dict[str, Place], int]:
@@ -138,7 +165,7 @@ def _fill_rows(host: Mapping[str, np.ndarray], plan: StepPlan) -> int:
     """Write the index arrays of `Batch`; returns how many table rows are used."""
     spans, tables = plan.spans, host["tables"]
     counts = np.array([span.rows for span in spans])
-    starts = np.array([span.start for span in spans])
+    starts = np.array([span.origin for span in spans])
     ends = np.cumsum(counts)
     total, padding = int(ends[-1]), len(host["ids"]) - int(ends[-1])
     owner = np.repeat(np.arange(len(spans)), counts)
@@ -162,3 +189,21 @@ def _fill_rows(host: Mapping[str, np.ndarray], plan: StepPlan) -> int:
         for name in ("ids", "row_positions", "slots"):
             host[name][total:] = 0
     return len(spans) + bool(padding)
+
+
+def _fill_onward(host: Mapping[str, np.ndarray], plan: StepPlan, drafts: Sequence[Sequence[int]]) -> None:
+    """Write the arrays of `Onward`, and leave to the device what depends on where spans go on. drafts: as in `Inputs.fill`."""
+    windows, came, source = (host[name] for name in ONWARD)
+    windows[:], came[:], source[:] = 0, -1, 0
+    end = draw = 0
+    for at, span in enumerate(plan.spans):
+        first, end = end, end + span.rows
+        if span.sampled:
+            windows[at] = end - span.sampled, draw, span.sampled
+            draw += span.sampled
+        if span.resumes >= 0:
+            came[at] = span.resumes
+            source[first:end] = 1, *(2 + row for row in drafts[at])
+            host["slots"][first:end] = -1
+            if "before" in host:
+                host["before"][first:end] = -2

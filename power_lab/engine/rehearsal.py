@@ -24,12 +24,12 @@ from power_lab.engine.models.bind import bind
 from power_lab.engine.models.decoder import Decoder
 from power_lab.engine.models.describe import describe
 from power_lab.engine.models.probed import probed_shapes
-from power_lab.engine.plan import Span, StepPlan
+from power_lab.engine.plan import UNKNOWN, Span, StepPlan
 from power_lab.engine.request import Request, SamplingParams
 from power_lab.engine.runner import Runner, Sizes
 from power_lab.engine.scheduler import Limits
 from power_lab.engine.speculation.drafters import DraftAsk
-from power_lab.engine.speculation.drafters.neural import Companion, Room, Trained
+from power_lab.engine.speculation.drafters.neural import Companion, Resuming, Room, Trained
 from power_lab.engine.speculation.drafters.neural.artifact import Artifact, Target
 from power_lab.engine.speculation.drafters.neural.kinds import bind as bind_drafter
 from power_lab.engine.speculation.drafters.neural.steps import PLACES
@@ -78,6 +78,8 @@ def rehearse(model: Decoder, sizes: Sizes, graphs: bool = True, trained: Trained
     if companion is not None:
         places = row_counts(min(sizes.spans, PLACES), runner.graphs.coverage.rows)
         rehearse_drafts(companion, places, sizes.context)
+        if runner.resumes:
+            rehearse_rounds(runner, companion, places, sizes)
     for shapes in (probed_shapes(model.spec, model.weights), *([trained.shapes] if trained else [])):
         probe(model.ops, shapes, _unread)
 
@@ -95,6 +97,19 @@ def rehearse_drafts(companion: Companion, places: Sequence[int], context: int) -
                 drafter.propose([DraftAsk(id, (0, 0), asked, one, (1,), 1) for id in range(count)])
         for id in range(places[-1]):
             drafter.end(id)
+
+
+def rehearse_rounds(runner: Runner, companion: Companion, places: Sequence[int], sizes: Sizes) -> None:
+    """Run steps that go on from one another, for so many requests at once, with drafts under each of its names that stay on the device."""
+    drafters = [drafter for name in companion.serves if isinstance(drafter := companion.drafter(name), Resuming)]
+    for drafter, count, width, params in itertools.product(drafters, places, (0, *WIDTHS), DRAWS):
+        room = min(sizes.context, sizes.rows // count, sizes.sampled // count) - 1
+        drafts = min(width, room, drafter.most)
+        if drafts >= 0:
+            requests = {id: _request(id, params, sizes.context) for id in range(count)}
+            rows = (UNKNOWN,) * (drafts + 1)
+            spans = (Span(id, 0, rows, drafts, len(rows), (1,), id) for id in range(count))
+            runner.launch(StepPlan(0, tuple(spans)), requests, drafter)
 
 
 def steps(sizes: Sizes, buckets: Sequence[int]) -> Iterator[tuple[StepPlan, dict[int, Request]]]:
@@ -126,10 +141,14 @@ def _step(rows: int, sampled: int, params: SamplingParams, context: int) -> tupl
     while rows:
         count, id = min(rows, context), len(spans)
         logits = max(0, sampled - rows + count)
-        requests[id] = Request(id=id, prompt_len=1, params=params, tokens=[0], limit=context, end_tokens=frozenset())
-        spans.append(Span(id, 0, (0,) * count, max(0, logits - 1), logits, (1,) * -(-count // BLOCK), 0))
+        requests[id] = _request(id, params, context)
+        spans.append(Span(id, 0, (0,) * count, max(0, logits - 1), logits, (1,) * -(-count // BLOCK)))
         rows, sampled = rows - count, min(sampled, rows - count)
     return StepPlan(0, tuple(spans)), requests
+
+
+def _request(id: int, params: SamplingParams, context: int) -> Request:
+    return Request(id=id, prompt_len=1, params=params, tokens=[0], limit=context, end_tokens=frozenset())
 
 
 def _unread(ops: Ops, type: QuantType, rows: int, cols: int, rng: np.random.Generator) -> Weight:

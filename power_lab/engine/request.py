@@ -186,5 +186,10 @@ class Request:
         return (self.params.speculate == "off" or self.resting > 0) and not self.penalised
 
     @property
+    def resumable(self) -> bool:
+        """Whether its next step can be planned before the host knows how many tokens this one adds, as nothing reads their list."""
+        return not self.penalised and not self.params.logit_bias
+
+    @property
     def output(self) -> list[int]:
         return self.tokens[self.prompt_len :]

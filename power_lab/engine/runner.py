@@ -13,8 +13,9 @@ from power_lab.engine.graphs import Graphs
 from power_lab.engine.models.decoder import Decoder, Workspace
 from power_lab.engine.plan import StepPlan
 from power_lab.engine.request import Request
-from power_lab.engine.shapes import Shape
-from power_lab.engine.speculation.drafters.neural import Companion
+from power_lab.engine.shapes import ResumedShape, Shape
+from power_lab.engine.speculation.drafters.neural import Companion, Drafting, Resuming
+from power_lab.engine.speculation.drafters.neural.inputs import Block
 from power_lab.engine.trace import Logprob
 from power_lab.kernels.ops import BLOCK, Array, Draw, Fetched, KVCache, Ops
 
@@ -32,22 +33,31 @@ class Sampled:
         tokens: one draw for each sampled row, in plan order.
         logprobs: beside them, or None when nobody asked.
         forward_s, sample_s: seconds spent in the model and in drawing; where both are one captured graph, all are `forward_s`.
+        drafts: of each span, those that were made on the device.
     """
 
     tokens: tuple[int, ...]
     logprobs: list[Logprob] | None
     forward_s: float
     sample_s: float
+    drafts: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Launched:
-    """A step on the device, in a shape: `fetched` holds its tokens, and log-probabilities where some request asks for them."""
+    """A step on the device, in a shape.
+
+    Attributes:
+        fetched: its tokens, drafts that were made in it, and log-probabilities where some request asks for them.
+        drafts: of each span, where those of it are in there. marked: whether the device knows where its sequences stand.
+    """
 
     plan: StepPlan
     shape: Shape
     fetched: Fetched | None
+    drafts: tuple[tuple[int, ...], ...]
     with_logprobs: bool
+    marked: bool
     forward_s: float
     sample_s: float
 
@@ -72,6 +82,9 @@ class Runner:
         clock: monotonic seconds.
         observer: called with each plan and its logits (f32 [Q, V], valid during the call); for tests and teaching.
         companion: a trained drafter that rides along in every forward pass.
+
+    Attributes:
+        resumes: whether a step can go on from the one before it on the device.
     """
 
     def __init__(
@@ -93,7 +106,10 @@ class Runner:
         pages = -(-sizes.context // BLOCK)
         self.workspace = Workspace.make(model.spec, self.ops, rows, sampled)
         before = companion is not None and companion.needs_before
-        self.inputs = Inputs(self.ops, rows, sampled, sizes.spans, pages, before=before)
+        # An observer is told of a step's logits when it is launched, with their positions.
+        self.resumes = companion is not None and self.ops.asynchronous and observer is None
+        self.inputs = Inputs(self.ops, rows, sampled, sizes.spans, pages, before=before, resumes=self.resumes)
+        self._marks = self.ops.empty((sizes.spans + 1, 2), "int64")
         heads = [(a.heads, a.kv_heads, a.head_dim) for a in (layer.attention for layer in model.spec.layers)]
         self.ops.reserve(rows, sampled, model.spec.vocab, heads, pages)
         self._tokens = self.ops.empty((sampled,), "int32")
@@ -123,15 +139,16 @@ class Runner:
         self.caches = ()
         if self.companion is not None:
             self.companion.release()
-        for name in ("workspace", "inputs", "_tokens"):
+        for name in ("workspace", "inputs", "_tokens", "_marks"):
             vars(self).pop(name, None)
         if weights:
             self.model.release()
 
-    def launch(self, plan: StepPlan, requests: Mapping[int, Request]) -> Launched:
+    def launch(self, plan: StepPlan, requests: Mapping[int, Request], drafter: Resuming | None = None) -> Launched:
         """Begin a step: KV is written for all rows, tokens are drawn for the sampled ones. Nothing else changes.
 
-        A token id below 0 in the plan, -q - 1, stands for draw q of the step launched before this one.
+        A token id below 0 in the plan, -q - 1, stands for draw q of the step launched before this one. Of spans that resume, tokens and
+        places are what that step comes to. drafter: makes their drafts.
         """
         start = self._clock()
         lists, draw = sampler.lists(plan, requests), sampler.draw(plan, requests)
@@ -139,31 +156,43 @@ class Runner:
         asked = self._shape(plan.rows, sampled, draw, lists is not None)
         shape = self.graphs.cover(asked)
         layout = self.inputs.layout(shape.rows, shape.sampled)
+        resumed = any(span.resumes >= 0 for span in plan.spans)
         with self.ops.step():
-            self.inputs.fill(layout, plan, requests, lists)
-            logits = self.graphs.run(asked, shape, lambda: self._run(layout, shape))[:sampled]
+            drafting = self._drafting(plan, requests, drafter)
+            drafts = _by_span(plan, drafting)
+            self.inputs.fill(layout, plan, requests, lists, drafts)
+            if resumed:
+                asked, shape = (_resumed(one, drafting) for one in (asked, shape))
+            run = self._resume if resumed else self._run
+            logits = self.graphs.run(asked, shape, lambda: run(layout, shape, drafting))[:sampled]
             forwarded = self._clock()
             if self.observer is not None:
                 self.observer(plan, self.ops.tohost(logits))
             if not sampled:
-                return Launched(plan, shape, None, False, forwarded - start, 0.0)
+                return Launched(plan, shape, None, drafts, False, False, forwarded - start, 0.0)
             if shape.sampling == "apart":
                 self._draw_apart(layout, logits, lists, draw)
             top = sampler.wanted_logprobs(plan, requests)
             tokens = self._tokens[:sampled]
             beside = () if top is None else self.ops.logprobs(logits, tokens, top)
-            fetched = self.ops.fetch(tokens, *beside)
-        return Launched(plan, shape, fetched, top is not None, forwarded - start, self._clock() - forwarded)
+            fetched = self.ops.fetch(tokens, *(() if drafting is None else (drafting.tokens,)), *beside)
+        marked = self.resumes and shape.sampling != "apart"
+        times = (forwarded - start, self._clock() - forwarded)
+        return Launched(plan, shape, fetched, drafts, top is not None, marked, *times)
 
     def collect(self, launched: Launched, requests: Mapping[int, Request]) -> Sampled:
         """Wait for a step's draws. May be called again."""
         if launched.fetched is None:
-            return Sampled((), None, launched.forward_s, launched.sample_s)
+            return Sampled((), None, launched.forward_s, launched.sample_s, launched.drafts)
         tokens, *beside = launched.fetched.get()
+        drafts = launched.drafts
+        if any(drafts):
+            made = beside.pop(0).tolist()
+            drafts = tuple(tuple(max(0, made[row]) for row in rows) for rows in drafts)  # as the device takes them
         logprobs = sampler.logprobs(beside, launched.plan, requests) if launched.with_logprobs else None
         on_device = launched.fetched.seconds
         times = (on_device, 0.0) if on_device else (launched.forward_s, launched.sample_s)
-        return Sampled(tuple(tokens.tolist()), logprobs, *times)
+        return Sampled(tuple(tokens.tolist()), logprobs, *times, drafts)
 
     def _shape(self, rows: int, sampled: int, draw: Draw, listed: bool) -> Shape:
         if not sampled:
@@ -172,11 +201,33 @@ class Runner:
             return Shape(rows, sampled, "apart", LISTS)
         return Shape(rows, sampled, draw) if self.ops.asynchronous else Shape(rows, sampled, "apart", CALLED)
 
-    def _run(self, layout: Layout, shape: Shape) -> Array:
+    def _drafting(self, plan: StepPlan, requests: Mapping[int, Request], drafter: Resuming | None) -> Drafting | None:
+        blocks = [
+            Block(0, 0, span.drafts, span.blocks, requests[span.request_id].params, span.resumes)
+            for span in plan.spans
+            if span.resumes >= 0 and span.drafts
+        ]
+        if not blocks:
+            return None
+        assert drafter is not None, "drafts are planned that nobody makes"
+        return drafter.resume(blocks, self._marks)
+
+    def _resume(self, layout: Layout, shape: Shape, drafting: Drafting | None) -> Array:
+        """A step that goes on from the one before it, its drafts first."""
+        if drafting is not None:
+            drafting.forward()
+        drafts = self._tokens if drafting is None else drafting.tokens
+        assert layout.onward is not None
+        self.ops.resume(layout.batch, layout.onward, self._marks, drafts, layout.draws.positions)
+        return self._run(layout, shape)
+
+    def _run(self, layout: Layout, shape: Shape, _: object = None) -> Array:
         """What is captured: the forward pass, and the draws where they are part of it."""
         logits = self.model.forward(layout.batch, self.caches, self.workspace, self._tokens, self.companion)
         if shape.sampling in ("greedy", "random", "limited"):
             self.ops.sample(logits, layout.draws, self._tokens[: shape.sampled], shape.sampling)
+            if layout.onward is not None:
+                self.ops.mark(layout.batch, layout.onward, self._tokens, self._marks)
         return logits
 
     def _draw_apart(self, layout: Layout, logits: Array, lists: sampler.Lists | None, draw: Draw) -> None:
@@ -187,3 +238,14 @@ class Runner:
         if count < rows.positions.shape[0]:  # the layout is padded
             rows = replace(rows, **{name: getattr(rows, name)[:count] for name in sampler.COLUMNS})
         self.ops.sample(logits, rows, self._tokens[:count], draw)
+
+
+def _by_span(plan: StepPlan, drafting: Drafting | None) -> tuple[tuple[int, ...], ...]:
+    """Of each span, where its drafts are drawn."""
+    made = iter(() if drafting is None else drafting.rows)
+    return tuple(next(made) if span.resumes >= 0 and span.drafts else () for span in plan.spans)
+
+
+def _resumed(shape: Shape, drafting: Drafting | None) -> ResumedShape:
+    made = None if drafting is None else drafting.shape
+    return ResumedShape(shape.rows, shape.sampled, shape.sampling, shape.reason, made)

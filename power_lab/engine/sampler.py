@@ -103,7 +103,7 @@ def fill(
     sampled = [(span, requests[span.request_id]) for span in plan.spans if span.sampled]
     counts = [span.sampled for span, _ in sampled]
     total = sum(counts)
-    host["positions"][:total] = [span.start + row for span, _ in sampled for row in _drawn(span)]
+    host["positions"][:total] = [span.origin + row for span, _ in sampled for row in _drawn(span)]
     if again:
         return
     for name, of in _PARAMS.items():

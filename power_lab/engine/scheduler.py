@@ -9,6 +9,10 @@ moves lengths, seals blocks and ends requests. One that is `recorded` keeps its 
 A step may be planned while the one before it is still running: each of its requests is then taken as it will be after it, its next token as
 known though its value is not. Such a plan preempts nobody. When a request turns out to have ended, its rows of the later step compute
 for nothing, in blocks that are given back to whoever comes after it on the device.
+
+Where drafts are verified in the step that runs, not even the number of tokens is known that a request will have. The plan behind it then
+`resume`s: its spans are as far on as they can be, with blocks for that, the device puts their rows where they belong, and `resolve` says
+which that was, once the step before is committed.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ import msgspec
 
 from power_lab.engine.blocks import BlockPool
 from power_lab.engine.config import EngineConfig
-from power_lab.engine.plan import Span, StepPlan
+from power_lab.engine.plan import UNKNOWN, Span, StepPlan
 from power_lab.engine.prefix import BLOCK_TOKENS, chain
 from power_lab.engine.request import Finish, Request
 from power_lab.errors import DeadlineExceeded, QueueFull, RequestCancelled
@@ -66,11 +70,18 @@ def blocks_for(tokens: int) -> int:
 
 
 class _Ahead(msgspec.Struct, frozen=True, gc=False):
-    """A request after the step in flight: its computed tokens, how many more are known (0 or 1), and which draw of the step that one is."""
+    """A request after the step in flight.
+
+    Attributes:
+        computed: its computed tokens, at most. sampled: how many more are known then (0 or 1); draw: which draw of the step that one is.
+        drafts: how many fewer tokens it may have. span: of the plan in flight.
+    """
 
     computed: int
     sampled: int
     draw: int
+    drafts: int
+    span: int
 
 
 class _Short(Exception):
@@ -152,9 +163,23 @@ class Scheduler:
             return 0
         return min(request.params.width, request.limit - len(request.tokens) - 1)
 
-    def plan(self) -> StepPlan | None:
-        """Choose the next step's rows; None when nothing can run, or not before the step in flight is committed."""
-        if len(self._flying) > 1 or not self._foreseen():
+    def resumed_rooms(self) -> dict[int, int]:
+        """How many drafts each request of the step in flight can have verified by the step behind it, whatever comes of this one. Those
+        that may have come to their limit by then are left out."""
+        ahead, rooms = self._ahead(), {}
+        for request in self.running:
+            if request.id in ahead and ahead[request.id].sampled:
+                room = request.limit - _progress(request, ahead)[1] - 1
+                if room >= 0:
+                    rooms[request.id] = min(request.params.width, room)
+        return rooms
+
+    def plan(self, resume: bool = False) -> StepPlan | None:
+        """Choose the next step's rows; None when nothing can run, or not before the step in flight is committed.
+
+        resume: whether spans go on from those of the step in flight; drafts are then `UNKNOWN` tokens.
+        """
+        if len(self._flying) > 1 or not (resume or self._foreseen()):
             return None
         spans: list[Span] = []
         preempted: list[int] = []
@@ -170,10 +195,10 @@ class Scheduler:
             if request.id in preempted:
                 continue
             try:
-                span = self._grow(request, ahead, rows, min(rows, logits) - behind - 1, owed, preempted)
+                span = self._grow(request, ahead, rows, min(rows, logits) - behind - 1, owed, preempted, resume)
             except _Short:
                 self._give_back(spans)
-                return None
+                return self._nothing()
             if span is not None:
                 spans.append(span)
                 rows -= span.rows
@@ -181,7 +206,7 @@ class Scheduler:
         if not preempted:
             self._admit(spans, rows, logits)
         if not spans:
-            return None
+            return self._nothing()
         self._steps += 1
         plan = StepPlan(self._steps - 1, tuple(spans), tuple(preempted))
         self._flying.append(plan)
@@ -190,8 +215,31 @@ class Scheduler:
     def abort(self, plan: StepPlan) -> None:
         """Give back what a plan attached; no length has moved. Of two plans in flight the later one goes first."""
         assert plan is self._flying[-1], "an earlier step is aborted after the later one"
-        self._give_back(self._awaited(plan))
+        spans = self._awaited(plan)
         self._land(plan)
+        self._give_back(spans)
+
+    def resolve(self, plan: StepPlan, drafts: Sequence[Sequence[int]]) -> StepPlan:
+        """The oldest plan in flight as it turned out to be, which takes its place: where its spans went on from, with which tokens.
+
+        drafts: of each span, as they were made on the device. Those that nobody awaits stay as they are.
+        """
+        assert plan is self._flying[0], "the step before is not committed yet"
+        if all(span.resumes < 0 for span in plan.spans):
+            return plan
+        by_id = {request.id: request for request in self.running}
+        spans = []
+        for span, awaited, own in zip(plan.spans, self.awaited(plan), drafts, strict=True):
+            if awaited and span.resumes >= 0:
+                request = by_id[span.request_id]
+                assert request.computed == len(request.tokens) - 1 <= span.start, f"request {request.id} is elsewhere"
+                assert len(own) == span.drafts, "other drafts than were planned"
+                tokens = (request.tokens[-1], *own)
+                spans.append(msgspec.structs.replace(span, start=request.computed, tokens=tokens, resumes=-1))
+            else:
+                spans.append(span)
+        self._flying[0] = StepPlan(plan.step, tuple(spans), plan.preempted)
+        return self._flying[0]
 
     def abort_all(self) -> None:
         """Give back what all steps in flight attached; one whose commit has begun is none of them."""
@@ -239,13 +287,7 @@ class Scheduler:
         """Assert the block invariants and that each table covers exactly its computed tokens and those in flight (between steps)."""
         self.pool.check([request.blocks for request in (*self, *self.kept)])
         for request in self:
-            ends = [
-                span.start + span.rows
-                for plan in self._flying
-                for span in self._awaited(plan)
-                if span.request_id == request.id
-            ]
-            assert len(request.blocks) == blocks_for(max(request.computed, *ends, 0)), (
+            assert len(request.blocks) == blocks_for(max(request.computed, *self._ends(request), 0)), (
                 f"request {request.id}: table and length disagree"
             )
             assert request.computed < len(request.tokens), f"request {request.id}: nothing left to compute"
@@ -277,21 +319,39 @@ class Scheduler:
     def _ahead(self) -> dict[int, _Ahead]:
         """The requests that await the step in flight, as they will be after it."""
         ahead, draw = {}, 0
+        by_id = {request.id: request for request in self.running}
         for plan in self._flying:
-            for span, awaited in zip(plan.spans, self.awaited(plan), strict=True):
-                if awaited:
-                    ahead[span.request_id] = _Ahead(span.start + span.rows, span.sampled, draw)
+            for at, (span, awaited) in enumerate(zip(plan.spans, self.awaited(plan), strict=True)):
+                if awaited:  # the step before this one is committed: its request says where the span begins
+                    end = by_id[span.request_id].computed + span.rows
+                    ahead[span.request_id] = _Ahead(end, min(1, span.sampled), draw, span.drafts, at)
                 draw += span.sampled
         return ahead
+
+    def _nothing(self) -> None:
+        """No plan: drafts of this step are not those of the next one."""
+        for request in self.running:
+            request.drafts = ()
 
     def _give_back(self, spans: Sequence[Span]) -> None:
         by_id = {request.id: request for request in self.running}
         for span in spans:
             request = by_id[span.request_id]
-            if span.fresh:
-                self.pool.release(request.blocks[-span.fresh :])
-                del request.blocks[-span.fresh :]
             request.drafts = ()
+            self._trim(request)
+
+    def _trim(self, request: Request) -> None:
+        """Give the blocks back that neither its computed tokens nor a step in flight need."""
+        if len(request.blocks) <= blocks_for(request.computed):
+            return
+        keep = blocks_for(max(request.computed, *self._ends(request), 0))
+        self.pool.release(request.blocks[keep:])
+        del request.blocks[keep:]
+
+    def _ends(self, request: Request) -> list[int]:
+        """Positions behind what steps in flight compute of it, at most."""
+        spans = (span for plan in self._flying for span in self._awaited(plan))
+        return [span.start + span.rows for span in spans if span.request_id == request.id]
 
     def _grow(
         self,
@@ -301,6 +361,7 @@ class Scheduler:
         draft_rows: int,
         owed: int,
         preempted: list[int],
+        resume: bool = False,
     ) -> Span | None:
         """Rows for a running request, preempting later ones if the pool is short. `owed` blocks are not for its drafts."""
         computed, known = _progress(request, ahead)
@@ -318,7 +379,7 @@ class Scheduler:
             preempted.append(victim.id)
             if victim is request:
                 return None
-        return self._span(request, computed, end, drafts, fresh, ahead)
+        return self._span(request, computed, end, drafts, fresh, ahead, resume)
 
     def _admit(self, spans: list[Span], rows: int, logits: int) -> None:
         """Start waiting requests, first come first served, while rows, logit rows, batch and blocks last."""
@@ -365,15 +426,19 @@ class Scheduler:
         drafts: tuple[int, ...],
         fresh: list[int],
         ahead: Mapping[int, _Ahead],
+        resume: bool = False,
     ) -> Span:
         request.blocks.extend(fresh)
+        if resume and request.id in ahead and ahead[request.id].sampled:
+            count, blocks = 1 + len(drafts), tuple(request.blocks)
+            return Span(request.id, start, (UNKNOWN,) * count, len(drafts), count, blocks, ahead[request.id].span)
         tokens = request.tokens[start:end]
         whole = end == len(request.tokens)
         if request.id in ahead and ahead[request.id].sampled:  # the token at the end is the one that is being drawn
             tokens.append(-ahead[request.id].draw - 1)
             whole = True
         sampled = len(drafts) + 1 if whole else 0
-        return Span(request.id, start, (*tokens, *drafts), len(drafts), sampled, tuple(request.blocks), len(fresh))
+        return Span(request.id, start, (*tokens, *drafts), len(drafts), sampled, tuple(request.blocks))
 
     def preempt(self, request: Request) -> None:
         """Back to the front of the queue; its sealed blocks stay cached, so resuming recomputes only what was evicted."""
@@ -392,10 +457,7 @@ class Scheduler:
 
     def _settle(self, request: Request, span: Span) -> None:
         """Seal blocks that became full and give back those that only held rejected drafts."""
-        if span.drafts:  # no later step is in flight, whose blocks these could be
-            keep = blocks_for(request.computed)
-            self.pool.release(request.blocks[keep:])
-            del request.blocks[keep:]
+        self._trim(request)
         first, full = span.start // BLOCK_TOKENS, min(request.computed, request.shareable) // BLOCK_TOKENS
         if not self._reuse or first >= full:
             return
@@ -407,11 +469,11 @@ class Scheduler:
 
 
 def _progress(request: Request, ahead: Mapping[int, _Ahead]) -> tuple[int, int]:
-    """(computed, known) tokens of a request, as they will be after the step in flight."""
+    """(computed, known) tokens of a request, as they will be after the step in flight, at most."""
     if request.id not in ahead:
         return request.computed, len(request.tokens)
     then = ahead[request.id]
-    return then.computed, len(request.tokens) + then.sampled
+    return then.computed, len(request.tokens) + then.sampled + then.drafts
 
 
 def _lacking(request: Request, ahead: Mapping[int, _Ahead]) -> int:

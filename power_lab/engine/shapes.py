@@ -53,6 +53,13 @@ class Shape:
         return self.rows >= asked.rows and self.sampled >= asked.sampled and self.sampling == asked.sampling
 
 
+@dataclass(frozen=True, slots=True)
+class ResumedShape(Shape):
+    """A step that goes on from the one before it on the device. drafting: the shape of the drafter's part of it, if there is one."""
+
+    drafting: Shape | None = None
+
+
 OTHERS = Shape(0, 0, "none")
 """Where the registry counts steps of no declared shape, and shapes that it forgot, together."""
 

@@ -17,8 +17,9 @@ from power_lab.engine.plan import StepPlan
 from power_lab.engine.request import Finish, Request
 from power_lab.engine.runner import Sampled
 from power_lab.engine.scheduler import Outcome
+from power_lab.engine.shapes import ResumedShape
 from power_lab.engine.speculation.recording import Recorder
-from power_lab.engine.speculation.transaction import Proposal
+from power_lab.engine.speculation.transaction import Proposal, Resumption
 from power_lab.engine.trace import EngineFacts
 from power_lab.errors import PowerLabError, StepFailed
 
@@ -46,7 +47,7 @@ class Stepper:
         critical: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self._runner, self._scheduler = parts.runner, parts.scheduler
-        self._proposer, self._costs = parts.proposer, parts.costs
+        self._proposer, self._costs, self._rounds = parts.proposer, parts.costs, parts.rounds
         self._facts, self._clock = facts, clock
         self._interrupts, self._critical = interrupts, critical
         self._overlap = config.overlap and parts.runner.ops.asynchronous
@@ -93,6 +94,7 @@ class Stepper:
                 self._launch_ahead()
             assert flight.launched is not None, "what could not be launched is not in flight"
             sampled = self._runner.collect(flight.launched, flight.requests)
+            flight.plan = self._scheduler.resolve(flight.plan, sampled.drafts)
             verdicts = verify(flight.plan, flight.lives, sampled.tokens, self._scheduler.awaited(flight.plan))
             with self._interrupts.held():  # what is committed is published, whatever comes between
                 with self._critical():
@@ -129,18 +131,22 @@ class Stepper:
             if expire:
                 self._expire()
             ahead = bool(self._flights)
+            resumption = self._resume() if ahead else None
             proposals = {} if ahead else self._propose()
-            plan = self._scheduler.plan()
+            plan = self._scheduler.plan(resume=resumption is not None)
             if plan is None:
                 return False
             lives = [self.live[span.request_id] for span in plan.spans]
-            if ahead:
+            if resumption is not None:
+                proposals = resumption.proposals
+            elif ahead:
                 proposals = self._proposer.rest([live.request for live in lives])
             flight = Flight(plan, lives, proposals, views.load_of(self._scheduler), self._clock())
             self._flights.append(flight)
         for live in lives:
             live.begin_step(flight.begun)
-        flight.launched = self._runner.launch(plan, flight.requests)
+        drafter = None if resumption is None else resumption.drafter
+        flight.launched = self._runner.launch(plan, flight.requests, drafter)
         return True
 
     def record(self) -> bool:
@@ -190,7 +196,22 @@ class Stepper:
 
     def _propose(self) -> dict[int, Proposal]:
         running = self._scheduler.running
-        return self._proposer.propose({r.id: self._scheduler.draft_room(r) for r in running}, running)
+        rooms = {r.id: self._scheduler.draft_room(r) for r in running}
+        return self._proposer.propose(rooms, running, ahead=self._resumable(running))
+
+    def _resume(self) -> Resumption | None:
+        """What the step behind the one in flight drafts, where it goes on from that on the device; None where it does not."""
+        running, flight = self._scheduler.running, self._flights[-1]
+        if flight.launched is None or not flight.launched.marked or not self._resumable(running):
+            return None
+        if all(request.foreseeable for request in running) and not any(span.drafts for span in flight.plan.spans):
+            return None  # nothing but a token is unknown
+        return self._proposer.resume(self._scheduler.resumed_rooms(), running)
+
+    def _resumable(self, running: list[Request]) -> bool:
+        if not (self._overlap and self._runner.resumes and all(request.resumable for request in running)):
+            return False
+        return self._proposer.resumable(running)
 
     def _took(self, flight: Flight) -> float:
         """Seconds of a step that is committed now: one that ran behind another began with that one's end."""
@@ -203,7 +224,12 @@ class Stepper:
         """After a commit: drafters learn what was said, controllers what it cost."""
         drafting = sum(proposal.seconds for proposal in flight.proposals.values())
         assert flight.launched is not None
-        self._costs.add_step(flight.launched.shape, flight.launched.shape.rows, seconds)
+        shape, drafts = flight.launched.shape, any(span.drafts for span in flight.plan.spans)
+        resumed = isinstance(shape, ResumedShape)
+        if not (drafts and resumed):
+            self._costs.add_step(shape, shape.rows, seconds)
+        if resumed or not drafts:
+            self._rounds.add_step(shape, shape.rows, seconds)
         for span, live, decided in zip(flight.plan.spans, flight.lives, verdicts, strict=True):
             if decided is None:
                 continue

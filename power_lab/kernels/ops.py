@@ -88,6 +88,21 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Onward:
+    """What ties a step to the one before it, whose outcome is known on the device only. S counts table rows, as in `Batch.tables`.
+
+    Attributes:
+        windows: int32 [S, 3]: each sequence's first sampled row, its first draw, and how many it has of either; 0: nothing is drawn.
+        came: int32 [S]: the mark that each sequence goes on from, -1: it is where the host says.
+        source: int32 [R], the ids of its rows: 0 stands for the host's, 1 for the mark's token, 2 + k for draft k.
+    """
+
+    windows: Array
+    came: Array
+    source: Array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class SampleRows:
     """Sampling controls for Q logit rows, as arrays on the device (structure of arrays).
 
@@ -377,6 +392,34 @@ class Ops(Protocol):
         r_(t + 1) = previous[r_t]. previous int32 [R]: the row before each row in its block, -1 at its start, where the sum ends.
         x and out [R, D], each f32 or `activation`, not the same array; coef f32 [R, 2 * taps * G], as a projection gives it;
         base f32 [2, taps, D]; side 0 or 1.
+        """
+        ...
+
+    def mark(self, batch: Batch, onward: Onward, drawn: Array, marks: Array) -> None:
+        """marks[s] = where sequence s stands after this step: (the position of its next row, the id of that row).
+
+        Its drafts are the ids of its sampled rows behind the first; they are kept while each is what was drawn in the row before it, and
+        the draw behind the last of these is the next row's id. drawn int32 [Q]; marks int64 [any, 2]; a sequence that draws nothing
+        leaves its mark as it is.
+        """
+        ...
+
+    def resume(
+        self,
+        batch: Batch,
+        onward: Onward,
+        marks: Array,
+        drafts: Array,
+        draws: Array,
+        last: Array | None = None,
+        anchors: Array | None = None,
+    ) -> None:
+        """Move the rows of sequences that go on from a mark to where it says; those of others stay as they are.
+
+        What the host wrote is relative to the mark's position: `batch.positions`, `draws` (int64 [Q], of the tokens that rows
+        `batch.sampled` draw) and `last` (int32 [R]) grow by it. Of their rows, a slot below 0 becomes that of the row's position, and
+        `before` below -1 that of the position before. ids come from where `onward.source` says; what could not be drawn becomes 0.
+        anchors int32 [any]: the first S become their marks' tokens. marks as `mark` made them; drafts int32.
         """
         ...
 

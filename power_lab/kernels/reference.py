@@ -174,3 +174,14 @@ def dynamic_conv(x: Tensor, coef: Tensor, base: Tensor, side: int, previous: lis
                 out[row] += factors[row, tap] * x[source].double()
                 source = previous[source]
     return out
+
+
+def mark(drafts: list[int], drawn: list[int], position: int) -> tuple[int, int]:
+    """Where a sequence stands after a step: the position of its next row, and the id of that row.
+
+    drafts: [n - 1] ids that were verified; drawn: [n] the target's own behind the anchor and behind each; position: of the anchor's row.
+    """
+    accepted = 0
+    while accepted < len(drafts) and drafts[accepted] == drawn[accepted]:
+        accepted += 1
+    return position + accepted + 1, drawn[accepted]

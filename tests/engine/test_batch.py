@@ -26,7 +26,7 @@ def plan_of(shape: list[tuple[int, int, int]]) -> tuple[StepPlan, dict[int, Requ
         blocks = tuple(1 + number * PAGES + i for i in range(-(-(start + rows) // 64)))
         sampled = min(sampled, rows)
         drafts = max(sampled - 1, 0)
-        made.append(Span(number, start, tuple(range(10, 10 + rows)), drafts, sampled, blocks, 0))
+        made.append(Span(number, start, tuple(range(10, 10 + rows)), drafts, sampled, blocks))
         params = SamplingParams(temperature=0.5 + number, top_k=number, seed=2**62 + number)
         requests[number] = Request(number, 1, params, [0] * (start + rows - drafts), 1 << 20, frozenset())
     return StepPlan(0, tuple(made)), requests

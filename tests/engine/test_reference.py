@@ -38,7 +38,7 @@ def logits_of(model: Decoder, tokens: Sequence[int], chunk: int) -> np.ndarray:
     rows = []
     for step, start in enumerate(range(0, len(tokens), chunk)):
         part = tuple(tokens[start : start + chunk])
-        span = Span(0, start, part, 0, len(part), tuple(range(1, pages + 1)), 0)
+        span = Span(0, start, part, 0, len(part), tuple(range(1, pages + 1)))
         layout = inputs.layout(len(part), len(part))
         with model.ops.step():
             inputs.fill(layout, StepPlan(step, (span,)), {0: request}, None)

@@ -369,7 +369,7 @@ def test_drafts_do_not_take_the_blocks_that_a_neighbour_needs() -> None:
     decoding(scheduler, toy, [[1] * 64, [2] * 64], 64)  # both need a second block; 64 drafts of the first want a third
     plan = scheduler.plan()
     assert plan is not None and plan.preempted == ()
-    assert [(span.request_id, span.rows, span.fresh) for span in plan.spans] == [(0, 64, 1), (1, 64, 1)]
+    assert [(span.request_id, span.rows, len(span.blocks)) for span in plan.spans] == [(0, 64, 2), (1, 64, 2)]
 
 
 def test_a_stale_plan_is_refused_whole() -> None:

@@ -14,9 +14,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
+from power_lab.engine.plan import UNKNOWN
 from power_lab.engine.request import Finish, Request
 from power_lab.engine.scheduler import Outcome
 from power_lab.engine.speculation.drafters import Draft, DraftAsk, Drafter
+from power_lab.engine.speculation.drafters.neural import Resuming
 from power_lab.engine.speculation.width import Choice, Controller, Costs, WidthAsk
 from power_lab.engine.speculation.width import make as make_controller
 from power_lab.engine.speculation.width.costs import MeasuredCosts
@@ -73,6 +75,14 @@ class Proposal:
         return self.note or "drafts dropped: no rows or blocks left in this step"
 
 
+@dataclass(frozen=True, slots=True)
+class Resumption:
+    """What a step behind one in flight drafts: how that came about, by request, and what makes the drafts, if there are any."""
+
+    proposals: dict[int, Proposal]
+    drafter: Resuming | None
+
+
 class _Speculating:
     """One speculating request: its drafter and controller, and what broke first, after which it drafts no more."""
 
@@ -95,7 +105,8 @@ class Proposer:
         clock: monotonic seconds.
         vocab: of the target; a draft outside it would read past the embedding.
         step_rows: most rows of a step, None where any number may come.
-        costs: what controllers weigh; without them nothing is known. on_draft: told of each drafter call: requests, the most that one of
+        costs: what controllers weigh; without them nothing is known. rounds: the same for rounds that go from drafter to target on the
+            device, by rows of the step, drafting included. on_draft: told of each drafter call: requests, the most that one of
             them asked for, and seconds.
     """
 
@@ -107,6 +118,7 @@ class Proposer:
         *,
         step_rows: int | None = None,
         costs: Costs | None = None,
+        rounds: Costs | None = None,
         on_draft: Callable[[str, int, int, float], None] = lambda *_: None,
         make_controller: Callable[[str], Controller] = make_controller,
     ) -> None:
@@ -116,6 +128,7 @@ class Proposer:
         self._clock = clock
         self._step_rows = step_rows
         self._costs = costs or MeasuredCosts()
+        self._rounds = rounds or MeasuredCosts()
         self._on_draft = on_draft
         self._drafters: dict[str, Drafter] = {}
         self._controllers: dict[str, Controller] = {}
@@ -136,8 +149,13 @@ class Proposer:
         with _blaming(one, controls):
             one.controller.begin(request.id, name)
 
-    def propose(self, rooms: Mapping[int, int], requests: Sequence[Request]) -> dict[int, Proposal]:
-        """Set `drafts` of each of the running requests that speculates and has room."""
+    def propose(
+        self, rooms: Mapping[int, int], requests: Sequence[Request], *, ahead: bool = False
+    ) -> dict[int, Proposal]:
+        """Set `drafts` of each of the running requests that speculates and has room.
+
+        ahead: whether the rounds that follow go from drafter to target on the device, so that these are weighed by what such rounds cost.
+        """
         proposals: dict[int, Proposal] = {}
         rows: dict[int, int] = {}  # of each request in the step, as far as it is known
         asks: dict[Controller, list[tuple[_Speculating, WidthAsk]]] = {}
@@ -156,7 +174,7 @@ class Proposer:
             else:
                 asks.setdefault(one.controller, []).append((one, WidthAsk(request.id, rooms[request.id])))
         for controller, asked in asks.items():
-            proposals |= self._round(controller, asked, rows)
+            proposals |= self._round(controller, asked, rows, ahead)
         return proposals
 
     def rest(self, requests: Sequence[Request]) -> dict[int, Proposal]:
@@ -168,6 +186,49 @@ class Proposer:
                 why = f"0: at rest, {request.resting} rounds more without"
                 proposals[request.id] = Proposal(why, 0.0, 0, why)
         return proposals
+
+    def resumable(self, requests: Sequence[Request]) -> bool:
+        """Whether the drafts of all of them can be made on the device, behind a step whose outcome the host does not know yet."""
+        each = (self._of.get(request.id) for request in requests)
+        return all(one is None or one.broken or isinstance(one.drafter, Resuming) for one in each)
+
+    def resume(self, rooms: Mapping[int, int], requests: Sequence[Request]) -> Resumption | None:
+        """For a step behind one in flight: set `drafts` of those that speculate, have room and do not rest to so many `UNKNOWN` tokens.
+
+        None where they use several drafters. The requests are `resumable`.
+        """
+        proposals = self.rest(requests)
+        rows: dict[int, int] = {}
+        asks: dict[Controller, list[tuple[_Speculating, WidthAsk]]] = {}
+        drafters: dict[int, Resuming] = {}
+        for request in requests:
+            request.drafts = ()
+            rows[request.id] = 1 if request.id in rooms else len(request.tokens) - request.computed
+            one = self._of.get(request.id)
+            if one is None or request.id in proposals or not rooms.get(request.id):
+                continue
+            if one.broken:
+                proposals[request.id] = Proposal(one.broken)
+            elif isinstance(one.drafter, Resuming):
+                drafters[id(one.drafter)] = one.drafter
+                most = min(rooms[request.id], one.drafter.most)
+                asks.setdefault(one.controller, []).append((one, WidthAsk(request.id, most)))
+        if len(drafters) > 1:
+            return None
+        for controller, asked in asks.items():
+            start = self._clock()
+            choices = self._choose(controller, asked, rows, ahead=True)
+            if isinstance(choices, str):
+                proposals |= {ask.request_id: Proposal(choices) for _, ask in asked}
+                continue
+            seconds = (self._clock() - start) / len(asked)
+            for (one, ask), choice in zip(asked, choices, strict=True):
+                one.request.drafts = (UNKNOWN,) * choice.drafts
+                one.request.resting = 0 if choice.drafts else choice.rest
+                rows[ask.request_id] += choice.drafts
+                note = "" if choice.drafts else choice.why
+                proposals[ask.request_id] = Proposal(note, seconds, choice.drafts, choice.why, one.subset)
+        return Resumption(proposals, next(iter(drafters.values()), None))
 
     def commit(self, request: Request, emitted: Sequence[int]) -> None:
         """Tell the drafter what was emitted; one that raises is out of step, so it drafts no more for this request."""
@@ -200,18 +261,13 @@ class Proposer:
         self._controllers = {name: one for name, one in self._controllers.items() if id(one) in controllers}
 
     def _round(
-        self, controller: Controller, asked: Sequence[tuple[_Speculating, WidthAsk]], rows: dict[int, int]
+        self, controller: Controller, asked: Sequence[tuple[_Speculating, WidthAsk]], rows: dict[int, int], ahead: bool
     ) -> dict[int, Proposal]:
         """Draft for the requests of one controller, and count the drafts in `rows`."""
         start = self._clock()
-        try:
-            choices = _checked(
-                [ask for _, ask in asked],
-                controller.ask([ask for _, ask in asked], self._beside(asked, rows), self._costs),
-            )
-        except Exception as error:  # noqa: BLE001  # a controller is never worth a request
-            note = _blame(controller.name, error)
-            return {ask.request_id: Proposal(note) for _, ask in asked}
+        choices = self._choose(controller, asked, rows, ahead)
+        if isinstance(choices, str):
+            return {ask.request_id: Proposal(choices) for _, ask in asked}
         proposals: dict[int, Proposal] = {}
         wants: dict[Drafter, list[tuple[_Speculating, DraftAsk]]] = {}
         for (one, ask), choice in zip(asked, choices, strict=True):
@@ -227,12 +283,32 @@ class Proposer:
                 proposals[ask.request_id] = replace(proposals[ask.request_id], note=note)
                 if draft.tokens:
                     answers.append((one, draft))
-        proposals |= self._keep(controller, answers, rows, proposals)
+        if ahead:
+            for one, draft in answers:
+                one.request.drafts = draft.tokens
+                rows[one.request.id] += len(draft.tokens)
+        else:
+            proposals |= self._keep(controller, answers, rows, proposals)
         seconds = (self._clock() - start) / len(asked)
         return {
             request_id: replace(proposal, seconds=seconds, subset=self._of[request_id].subset)
             for request_id, proposal in proposals.items()
         }
+
+    def _choose(
+        self,
+        controller: Controller,
+        asked: Sequence[tuple[_Speculating, WidthAsk]],
+        rows: Mapping[int, int],
+        ahead: bool,
+    ) -> Sequence[Choice] | str:
+        """What the controller asks the drafters for; what is wrong with it, where it raises: it is never worth a request."""
+        asks = [ask for _, ask in asked]
+        choose, costs = (controller.ask_ahead, self._rounds) if ahead else (controller.ask, self._costs)
+        try:
+            return _checked(asks, choose(asks, self._beside(asked, rows), costs))
+        except Exception as error:  # noqa: BLE001
+            return _blame(controller.name, error)
 
     def _keep(
         self,

@@ -21,6 +21,7 @@ from power_lab.kernels.numba import (
     logprobs,
     moves,
     norm,
+    resume,
     rows,
     sample,
 )
@@ -37,6 +38,7 @@ from power_lab.kernels.ops import (
     Fetched,
     Graph,
     KVCache,
+    Onward,
     SampleRows,
     Staging,
     Weight,
@@ -297,6 +299,21 @@ class NumbaOps:
 
     def dynamic_conv(self, x: Array, coef: Array, base: Array, side: int, previous: Array, out: Array) -> None:
         self._do(conv.job(x, coef, base, side, previous, out), x, coef, base, previous, out)
+
+    def mark(self, batch: Batch, onward: Onward, drawn: Array, marks: Array) -> None:
+        resume.mark(batch, onward, drawn, marks)
+
+    def resume(
+        self,
+        batch: Batch,
+        onward: Onward,
+        marks: Array,
+        drafts: Array,
+        draws: Array,
+        last: Array | None = None,
+        anchors: Array | None = None,
+    ) -> None:
+        resume.resume(batch, onward, marks, drafts, draws, last, anchors)
 
     def sample(self, logits: Array, rows: SampleRows, tokens: Array, draw: Draw = "limited") -> None:
         if self._recorded is not None:

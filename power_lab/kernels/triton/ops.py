@@ -26,6 +26,7 @@ from power_lab.kernels.ops import (
     Fetched,
     Graph,
     KVCache,
+    Onward,
     Progress,
     SampleRows,
     Staging,
@@ -33,7 +34,20 @@ from power_lab.kernels.ops import (
 )
 from power_lab.kernels.positions import rope_table
 from power_lab.kernels.quants import QuantType
-from power_lab.kernels.triton import attention, conv, embed, keys, linear, logprobs, moves, norm, planes, rope, sample
+from power_lab.kernels.triton import (
+    attention,
+    conv,
+    embed,
+    keys,
+    linear,
+    logprobs,
+    moves,
+    norm,
+    planes,
+    resume,
+    rope,
+    sample,
+)
 from power_lab.kernels.triton.host import Arriving, Pinned
 
 DOMAIN = "power-lab/arithmetic/triton/1"
@@ -294,6 +308,21 @@ class TritonOps:
     def dynamic_conv(self, x: Array, coef: Array, base: Array, side: int, previous: Array, out: Array) -> None:
         conv.dynamic_conv(x, coef, base, side, previous, out)
 
+    def mark(self, batch: Batch, onward: Onward, drawn: Array, marks: Array) -> None:
+        resume.mark(batch, onward, drawn, marks)
+
+    def resume(
+        self,
+        batch: Batch,
+        onward: Onward,
+        marks: Array,
+        drafts: Array,
+        draws: Array,
+        last: Array | None = None,
+        anchors: Array | None = None,
+    ) -> None:
+        resume.resume(batch, onward, marks, drafts, draws, last, anchors)
+
     def sample(self, logits: Array, rows: SampleRows, tokens: Array, draw: Draw = "limited") -> None:
         scratch = self._reserve_sampling(*logits.shape)
         sample.sample(logits, rows, tokens, scratch, random=draw != "greedy", limited=draw == "limited")
@@ -354,7 +383,7 @@ class TritonOps:
 
 def settle() -> None:
     """Names of kernels in Triton's cache are the same in every process from here on."""
-    keys.settle(attention, conv, embed, linear, logprobs, moves, norm, rope, sample)
+    keys.settle(attention, conv, embed, linear, logprobs, moves, norm, resume, rope, sample)
 
 
 @contextmanager
@@ -387,7 +416,7 @@ def _digest(device: torch.device) -> str:
         "sm_" + "".join(map(str, torch.cuda.get_device_capability(device))),
         torch.__version__,
         triton.__version__,
-        *(module.PLAN for module in (attention, conv, embed, linear, logprobs, moves, norm, rope, sample)),
+        *(module.PLAN for module in (attention, conv, embed, linear, logprobs, moves, norm, resume, rope, sample)),
     ]
     for path in [
         *sorted(folder.glob("*.py")),

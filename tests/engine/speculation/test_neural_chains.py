@@ -158,7 +158,7 @@ def test_requests_of_different_widths_in_one_batch(
     ]
     tickets = [lab.submit(prompt, params) for prompt, params in asked]
     for ticket, (_, params) in zip(tickets, asked, strict=True):
-        assert check(ticket.result(), case.plain, params) >= 5
+        assert check(ticket.result(), case.plain, params) >= 4
     lab.check()
 
 
@@ -252,7 +252,7 @@ def test_a_chain_waits_for_the_device_once(numba_ops: Callable[[int], Ops], name
     """Where draws are recorded, tokens and hidden states pass from step to step on the device, in one graph."""
     ops = Waited(numba_ops(2))
     case = Case(name, ops)
-    lab = drafters.engine(case.loaded)
+    lab = drafters.engine(case.loaded, overlap=False)
     counted: list[int] = []
     drafter = lab._companion.drafter(case.name)  # type: ignore[union-attr]
     propose = drafter.propose

@@ -11,7 +11,7 @@ from typing import Any
 
 from triton.compiler import CompiledKernel
 
-from power_lab.kernels.ops import Array
+from power_lab.kernels.ops import Array, Batch, Onward
 from power_lab.kernels.triton.variants import DryOps, Variants
 from tests.kernels.triton.cubin import resources
 
@@ -65,6 +65,11 @@ def launched(compiled: Compiled, ops: DryOps, width: int, layers: int) -> tuple[
     narrow = empty((8, width), "bfloat16")
     ops.dynamic_conv(narrow, coef, base, 0, previous, empty((8, width), "bfloat16"))
     ops.dynamic_conv(x, coef, base, 1, previous, delta)
+    batch = Batch(previous, previous, slots, previous, empty((9, 130), "int32"), previous, slots)
+    onward, marks = Onward(empty((9, 3), "int32"), empty((9,), "int32"), previous), empty((9, 2), "int64")
+    ops.mark(batch, onward, previous, marks)
+    ops.resume(batch, onward, marks, previous, slots)
+    ops.resume(batch, onward, marks, previous, slots, previous, previous)
     return compiled.kernels[before:], orders
 
 

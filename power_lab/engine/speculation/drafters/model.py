@@ -64,12 +64,12 @@ class Job:
     def known(self, rows: int) -> Span:
         """Rows for its next committed tokens; drawn after only where they are the last."""
         tokens = tuple(self.ask.tokens[self.start : self.start + rows])
-        return Span(self.ask.request_id, self.start, tokens, 0, int(rows == self.missing), tuple(self.cache.blocks), 0)
+        return Span(self.ask.request_id, self.start, tokens, 0, int(rows == self.missing), tuple(self.cache.blocks))
 
     def drawn(self, drafts: int, draw: int) -> Span:
         """The row of its draft number `drafts`, which is draw `draw` of the step before."""
         start = len(self.ask.tokens) + drafts - 1
-        return Span(self.ask.request_id, start, (-draw - 1,), 0, 1, tuple(self.cache.blocks), 0)
+        return Span(self.ask.request_id, start, (-draw - 1,), 0, 1, tuple(self.cache.blocks))
 
 
 class ModelDrafter:

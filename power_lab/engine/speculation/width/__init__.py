@@ -64,6 +64,11 @@ class Controller(Protocol):
         """
         ...
 
+    def ask_ahead(self, asks: Sequence[WidthAsk], other_rows: int, costs: Costs) -> list[Choice]:
+        """The same for rounds that go from drafter to target on the device: before the round ahead of this one is observed, and nothing is
+        kept back of what is asked for. costs: steps with all that they draft."""
+        ...
+
     def keep(self, asks: Sequence[WidthAsk], other_rows: int, costs: Costs) -> list[Choice]:
         """After drafting, `most` now being the drafts that there are: how many of each are verified. The rest is forgotten."""
         ...

@@ -42,6 +42,7 @@ class _State:
         asked: how many its drafter was asked for this round; confidence: of the drafts that are kept.
         dear: whether its drafter's time counted when it was last asked. opinion: whether its drafts say how sure they are.
         refused: rounds in a row whose drafts were not worth verifying. wider: rounds since a draft more was asked for, see `GROW`.
+        ahead: whether it is asked for before the round ahead is observed.
     """
 
     drafter: str
@@ -57,6 +58,7 @@ class _State:
     opinion: bool = False
     refused: int = 0
     wider: int = 0
+    ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +162,17 @@ class CostController:
         self._shared.setdefault(drafter, Survival(FADE_SHARED))
         self._states[request_id] = _State(drafter)
 
+    def ask_ahead(self, asks: Sequence[WidthAsk], other_rows: int, costs: Costs) -> list[Choice]:
+        choices = self._ask(asks, other_rows, costs, ahead=True)
+        self._since[(other_rows + len(asks)).bit_length()] += any(choice.drafts for choice in choices)
+        return choices
+
     def ask(self, asks: Sequence[WidthAsk], other_rows: int, costs: Costs) -> list[Choice]:
+        return self._ask(asks, other_rows, costs, ahead=False)
+
+    def _ask(self, asks: Sequence[WidthAsk], other_rows: int, costs: Costs, ahead: bool) -> list[Choice]:
+        for ask in asks:
+            self._states[ask.request_id].ahead = ahead
         rows = other_rows + len(asks)
         if not asks:
             return []
@@ -180,7 +192,7 @@ class CostController:
                 choices[ask.request_id] = self._give(ask, drafts, f"{drafts}: a probe")
             else:
                 open_asks.append(ask)
-        choices |= self._bound(open_asks, rows - len(open_asks), costs)
+        choices |= self._bound(open_asks, rows - len(open_asks), costs, ahead)
         return [choices[ask.request_id] for ask in asks]
 
     def keep(self, asks: Sequence[WidthAsk], other_rows: int, costs: Costs) -> list[Choice]:
@@ -204,17 +216,18 @@ class CostController:
 
     def observe(self, request_id: int, drafted: int, accepted: int, seconds: float) -> None:
         state = self._states[request_id]
-        if state.asked:
+        asked = drafted if state.ahead else state.asked  # another round may have been asked for meanwhile
+        if asked:
             state.answered.add(bool(drafted), not drafted, FADE)
         if drafted:
             state.tried = True
             for survival in (state.survival, self._shared[state.drafter]):
                 survival.add(drafted, accepted, state.confidence[:drafted])
-            if state.probe:
-                state.probe = 2 * state.probe if accepted == drafted and state.asked == state.probe else 0
+            if state.probe and not (state.ahead and drafted < state.probe):  # of two probes on their way one is enough
+                state.probe = 2 * state.probe if accepted == drafted and asked == state.probe else 0
             elif accepted:
                 state.next_pause, state.refused = PAUSE, 0
-        elif state.probe and state.asked and state.dear:
+        elif state.probe and asked and state.dear:
             state.probe = 0
             self._rest(state)
         state.asked, state.confidence = 0, ()
@@ -233,14 +246,15 @@ class CostController:
             return f"{STALE} steps with drafts, one without is measured anew"
         return ""
 
-    def _bound(self, asks: Sequence[WidthAsk], other_rows: int, costs: Costs) -> dict[int, Choice]:
+    def _bound(self, asks: Sequence[WidthAsk], other_rows: int, costs: Costs, ahead: bool) -> dict[int, Choice]:
         """Choices of the requests that neither pause nor are probed, by what is learnt of their drafts."""
         if not asks:
             return {}
         states = [self._states[ask.request_id] for ask in asks]
         free = FREE * (costs.step(other_rows + len(asks)) or 0.0)
-        drafting = self._drafting(states, max(ask.most for ask in asks), costs, free)
-        dear = drafting[-1][1] > free
+        most = max(ask.most for ask in asks)
+        drafting = [(most, 0.0)] if ahead else self._drafting(states, most, costs, free)
+        dear = ahead or drafting[-1][1] > free
         for state in states:
             state.dear = dear
         if not dear and all(state.opinion for state in states):
@@ -250,7 +264,7 @@ class CostController:
         found = best(survival, other_rows + len(asks), costs, drafting)
         pays, choices = found.why, {}
         widest = max(found.drafts)
-        paid = next(width for width, _ in drafting if width >= widest)
+        paid = widest if ahead else next(width for width, _ in drafting if width >= widest)
         for ask, state, values, drafts in zip(asks, states, survival, found.drafts, strict=True):
             if drafts or (state.opinion and not dear):
                 drafts = min(ask.most, self._grown(state, drafts, paid)) if dear else ask.most
@@ -260,7 +274,7 @@ class CostController:
                 choice = self._give(ask, PROBE, f"{PROBE}: a first probe")
             else:
                 self._rest(state)
-                dearly = f" and costs {1e3 * drafting[0][1]:.2f} ms to make" if dear else ""
+                dearly = f" and costs {1e3 * drafting[0][1]:.2f} ms to make" if drafting[0][1] > free else ""
                 why = f"0: the first draft survives with {values[0]:.2f}{dearly}, which does not pay"
                 rest, state.pause, state.probe = state.pause, 0, PROBE
                 choice = self._give(ask, 0, f"{why}; {rest} rounds more without", rest)

@@ -29,6 +29,9 @@ class FixedController:
     def ask(self, asks: Sequence[WidthAsk], other_rows: int, costs: Costs) -> list[Choice]:
         return [self._choose(ask) for ask in asks]
 
+    def ask_ahead(self, asks: Sequence[WidthAsk], other_rows: int, costs: Costs) -> list[Choice]:
+        return self.ask(asks, other_rows, costs)
+
     def keep(self, asks: Sequence[WidthAsk], other_rows: int, costs: Costs) -> list[Choice]:
         return [self._choose(ask) for ask in asks]
 

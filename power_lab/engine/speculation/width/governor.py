@@ -164,6 +164,9 @@ class GovernorController:
             choices.append(Choice(drafts, f"{drafts}: {race.phase}, {race.why}{left}"))
         return choices
 
+    def ask_ahead(self, asks: Sequence[WidthAsk], other_rows: int, costs: Costs) -> list[Choice]:
+        return self.ask(asks, other_rows, costs)
+
     def keep(self, asks: Sequence[WidthAsk], other_rows: int, costs: Costs) -> list[Choice]:
         races = [self._races[self._drafters[ask.request_id]] for ask in asks]
         return [

@@ -8,12 +8,14 @@ A draft is a launch of its own between two steps of the target.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
+    from power_lab.engine.shapes import Shape
     from power_lab.engine.speculation.drafters import Drafter
+    from power_lab.engine.speculation.drafters.neural.inputs import Block
     from power_lab.kernels.ops import Array, Batch
     from power_lab.kernels.probe import Shapes
 
@@ -44,6 +46,37 @@ class Room:
     def scratch(self) -> int:
         """Pages beyond the pool's: the one of place i is page `pages + i`."""
         return self.batch * SCRATCH
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Drafting:
+    """Drafts in the making, as a part of the target's next step.
+
+    Attributes:
+        shape: decides what is computed. forward: launches it; may be recorded, and depends on nothing else but the content of arrays.
+        tokens: int32 on the device, all that is drawn. rows: of each block, where its drafts lie in there.
+    """
+
+    shape: Shape
+    forward: Callable[[], None]
+    tokens: Array
+    rows: tuple[tuple[int, ...], ...]
+
+
+@runtime_checkable
+class Resuming(Protocol):
+    """A drafter that can draft behind a token of which only the device knows, and where it is.
+
+    Attributes:
+        most: drafts that it makes of a request at once.
+    """
+
+    @property
+    def most(self) -> int: ...
+
+    def resume(self, blocks: Sequence[Block], marks: Array) -> Drafting:
+        """Prepare drafts behind the marks of these blocks, all of which have one. marks: as in `Ops.mark`."""
+        ...
 
 
 class Companion(Protocol):

@@ -16,11 +16,27 @@ import numpy as np
 from power_lab.engine.batch import Inputs, Layout, slots_of
 from power_lab.engine.graphs import Graphs
 from power_lab.engine.speculation.drafters import Draft, DraftAsk
-from power_lab.engine.speculation.drafters.neural import Room
+from power_lab.engine.speculation.drafters.neural import Drafting, Room
 from power_lab.engine.speculation.drafters.neural.artifact import Artifact, Binder, Target, refused
-from power_lab.engine.speculation.drafters.neural.inputs import GREEDY, Biases, Block, fill_draws, fill_tables
+from power_lab.engine.speculation.drafters.neural.inputs import (
+    GREEDY,
+    Biases,
+    Block,
+    fill_draws,
+    fill_marks,
+    fill_tables,
+)
 from power_lab.engine.speculation.drafters.neural.stairs import BlockShape, Stairs
-from power_lab.engine.speculation.drafters.neural.steps import APART, PLACES, cut, drafts_of, draw_of, in_parts
+from power_lab.engine.speculation.drafters.neural.steps import (
+    APART,
+    PLACES,
+    by_width,
+    cut,
+    drafts_of,
+    draw_of,
+    in_parts,
+    rows_of_drafts,
+)
 from power_lab.kernels.ops import BLOCK, Array, Batch, Draw, Fetched, Ops, Weight
 
 LONGEST = 15  # drafts of a chain; what comes behind these is seldom right
@@ -93,7 +109,7 @@ class ChainInputs(Inputs):
     """
 
     def __init__(self, ops: Ops, rows: int, places: int, pages: int, *, moves: bool) -> None:
-        super().__init__(ops, rows, rows, places, pages + 1, before=True)
+        super().__init__(ops, rows, rows, places, pages + 1, before=True, resumes=ops.asynchronous)
         self.scratch = 0
         self._moves = moves
 
@@ -112,11 +128,13 @@ class ChainInputs(Inputs):
         if self._shown.pop(id(memory), None) != shown:
             host["ids"][:] = ids
             host["table_of"][:] = places
+            host["sampled"][:] = np.arange(stairs.sampled)
             fill_draws(host, params, places, biases)
         self._shown[id(memory)] = shown
         host["ids"][:count] = [block.anchor for block in blocks]
         firsts = np.ones(stairs.places, np.int64)
         firsts[:count] = [block.position for block in blocks]
+        resumed = blocks[0].mark >= 0
         positions = firsts[places] + step
         before = slots_of(tables, places, np.maximum(positions - 1, 0))
         host["before"][:] = np.where(positions > 0, before, -1)
@@ -129,6 +147,12 @@ class ChainInputs(Inputs):
             for place, block in enumerate(blocks):  # the caches that are read have no scratch pages
                 tables[place, len(block.blocks)] = 0
         host["positions"][:] = positions + 1
+        if resumed:
+            slots = host["slots"].copy()
+            fill_marks(host, blocks, places, step == 0)
+            host["before"][places < count] = -2
+            if not self._moves:  # nothing is kept of a row
+                host["slots"][:] = slots
         first, (_, pages), _ = layout.places["tables"]
         self._staging.send(first + stairs.places * pages * 4)
 
@@ -179,6 +203,26 @@ class ChainSteps:
         """A draft for each block, in order."""
         return in_parts(blocks, self.places, self._launch, _collect)
 
+    def resume(self, blocks: Sequence[Block], marks: Array) -> Drafting:
+        """See `Resuming`."""
+        order = by_width(blocks)
+        own = [blocks[at] for at in order]
+        asked, draw = Stairs.of([block.width for block in own]), draw_of(own)
+        stairs = self._cover(asked)
+        layout = self.inputs.layout(stairs.sampled, stairs.sampled)
+        self.inputs.fill_chain(layout, stairs, own, None)
+        assert layout.onward is not None, "a device whose steps go on from one another"
+        onward = layout.onward
+
+        def forward() -> None:
+            last = layout.arrays["last"]
+            self.ops.resume(layout.batch, onward, marks, self._tokens, layout.draws.positions, last)
+            self._whole(layout, stairs, draw, sure=False)
+
+        return Drafting(
+            _captured(stairs, draw), forward, self._tokens[: stairs.sampled], rows_of_drafts(stairs, own, order)
+        )
+
     def _launch(self, blocks: list[Block]) -> Launched:
         ops, asked = self.ops, Stairs.of([block.width for block in blocks])
         stairs = self._cover(asked)
@@ -199,10 +243,10 @@ class ChainSteps:
         places = self.graphs.coverage.cover(asked.places) if self._padded else None
         return Stairs(places, (places,) * len(asked.counts)) if places else asked
 
-    def _whole(self, layout: Layout, stairs: Stairs, draw: Draw) -> Array:
-        """Every step, draws included."""
+    def _whole(self, layout: Layout, stairs: Stairs, draw: Draw, sure: bool = True) -> Array:
+        """Every step, draws included; their log-probabilities where they are asked for."""
         for step in range(len(stairs.counts)):
-            self._draw(layout, stairs, step, self._network(layout, stairs, step), None, draw)
+            self._draw(layout, stairs, step, self._network(layout, stairs, step), None, draw, sure)
         return self._tokens
 
     def _apart(self, layout: Layout, asked: Stairs, stairs: Stairs, biases: Biases | None, draw: Draw) -> None:
@@ -228,7 +272,14 @@ class ChainSteps:
         return full
 
     def _draw(
-        self, layout: Layout, stairs: Stairs, step: int, logits: Array, listed: tuple[Array, Array] | None, draw: Draw
+        self,
+        layout: Layout,
+        stairs: Stairs,
+        step: int,
+        logits: Array,
+        listed: tuple[Array, Array] | None,
+        draw: Draw,
+        sure: bool = True,
     ) -> None:
         """Draw a step's tokens, and put their log-probabilities beside those of the other steps: the host fetches all at once."""
         first, count = stairs.starts[step], stairs.counts[step]
@@ -236,12 +287,15 @@ class ChainSteps:
         if listed is not None:
             rows = replace(rows, bias_ids=listed[0], bias_values=listed[1])
         self.ops.sample(logits, rows, tokens, draw)
-        sure = self.ops.logprobs(logits, tokens, 0)[0]
-        self.ops.tap(sure.reshape(count, 1), None, None, 0.0, self._sure[first : first + count], 0, None)
+        if sure:
+            found = self.ops.logprobs(logits, tokens, 0)[0]
+            self.ops.tap(found.reshape(count, 1), None, None, 0.0, self._sure[first : first + count], 0, None)
 
 
 class ChainDrafter:
     """Drafts under one name. Everything that it keeps of a request lies in the target's pages."""
+
+    most = LONGEST
 
     def __init__(self, name: str, steps: ChainSteps) -> None:
         self.name, self.subset = name, steps.chain.saying.subset
@@ -256,6 +310,9 @@ class ChainDrafter:
         blocks = [_block(ask) for ask, now in zip(asks, ready, strict=True) if now]
         drafts = iter(self._steps.draft(blocks) if blocks else ())
         return [next(drafts) if now else Draft(note=BEHIND) for now in ready]
+
+    def resume(self, blocks: Sequence[Block], marks: Array) -> Drafting:
+        return self._steps.resume(blocks, marks)
 
     def commit(self, request_id: int, emitted: Sequence[int]) -> None:
         """The target's next step writes what is kept of these."""

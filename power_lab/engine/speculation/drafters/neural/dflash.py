@@ -18,7 +18,7 @@ from power_lab.engine.models.decoder import Decoder, Workspace
 from power_lab.engine.models.probed import drafter_shapes
 from power_lab.engine.models.spec import ModelSpec, ModelWeights
 from power_lab.engine.speculation.drafters import Draft, DraftAsk, Drafter
-from power_lab.engine.speculation.drafters.neural import REACH, Room
+from power_lab.engine.speculation.drafters.neural import REACH, Drafting, Room
 from power_lab.engine.speculation.drafters.neural import layers as llama
 from power_lab.engine.speculation.drafters.neural.artifact import Artifact, Binder, Target, refused
 from power_lab.engine.speculation.drafters.neural.dspark import Markov, MarkovHead
@@ -158,7 +158,7 @@ class DFlashCompanion:
         self._kv = ops.empty((room.rows, 2 * attention.kv_width), "float32")
         self.steps = BlockSteps(trained, room)
         self._heads = trained.heads(self.steps)
-        self._drafters = {name: BlockDrafter(name, self.steps, self._heads[name]) for name in self.serves}
+        self._drafters = {name: _drafter(name, self.steps, self._heads[name]) for name in self.serves}
 
     @property
     def page_bytes(self) -> int:
@@ -208,6 +208,8 @@ class DFlashCompanion:
 class Independent:
     """Each token of a block is drawn by itself."""
 
+    resumes = True
+
     nbytes = 0
 
     def __init__(self, steps: BlockSteps) -> None:
@@ -252,3 +254,18 @@ class BlockDrafter:
     def _block(self, ask: DraftAsk) -> Block:
         width = min(ask.width, self._steps.most)
         return Block(ask.tokens[-1], ask.computed, width, ask.blocks, ask.params or GREEDY)
+
+
+class ResumingDrafter(BlockDrafter):
+    """One whose drafts can stay on the device. See `Resuming`."""
+
+    @property
+    def most(self) -> int:
+        return self._steps.most
+
+    def resume(self, blocks: Sequence[Block], marks: Array) -> Drafting:
+        return self._steps.resume(blocks, marks, self._head)
+
+
+def _drafter(name: str, steps: BlockSteps, head: Head) -> BlockDrafter:
+    return (ResumingDrafter if head.resumes else BlockDrafter)(name, steps, head)

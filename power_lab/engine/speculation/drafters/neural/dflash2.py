@@ -154,6 +154,8 @@ class DFlash2(DFlash):
 class Walk:
     """Chooses a path through the rows' best candidates, on the host. See `Head`."""
 
+    resumes = False
+
     def __init__(self, trained: DFlash2, steps: BlockSteps) -> None:
         self._trained, self._ops = trained, steps.ops
         ids = trained.draft_ids

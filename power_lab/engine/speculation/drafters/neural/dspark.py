@@ -40,6 +40,8 @@ class Markov:
 class MarkovHead:
     """Draws a block's tokens one after another. See `Head`."""
 
+    resumes = True
+
     def __init__(self, markov: Markov, steps: BlockSteps) -> None:
         self._markov, self._ops, self._ids = markov, steps.ops, steps.trunk.draft_ids
         ops, rank, said = self._ops, markov.before.cols, markov.after.rows

@@ -25,6 +25,7 @@ class Block:
         anchor: its last committed token; position: of that token, whose keys and values are not there yet.
         width: drafts. blocks: the request's KV blocks, which cover the positions before.
         params: how the target draws.
+        mark: where its anchor is told on the device; anchor and position are then 0. -1: nowhere.
     """
 
     anchor: int
@@ -32,6 +33,7 @@ class Block:
     width: int
     blocks: Sequence[int]
     params: SamplingParams = GREEDY
+    mark: int = -1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,7 +70,7 @@ class BlockInputs(Inputs):
     def __init__(
         self, ops: Ops, rows: int, sampled: int, places: int, pages: int, *, scratch: int = 0, mask: int
     ) -> None:
-        super().__init__(ops, rows, sampled, places, pages + 1)
+        super().__init__(ops, rows, sampled, places, pages + 1, resumes=ops.asynchronous)
         self.scratch = scratch
         self._mask = mask
 
@@ -96,6 +98,8 @@ class BlockInputs(Inputs):
         host["table_of"][:] = owner
         host["slots"][:] = slots_of(tables, owner, positions)
         host["anchors"][: stairs.places] = anchors
+        if blocks[0].mark >= 0:
+            fill_marks(host, blocks, owner, row == 0)
         places, distance = stairs.drawn()
         host["sampled"][:] = (ends - sizes)[places] + distance - 1 + stairs.lead
         fill_draws(host, [block.params for block in blocks], places, biases)
@@ -112,6 +116,14 @@ def fill_tables(tables: np.ndarray, places: int, blocks: Sequence[Block], scratc
         tables[place, count] = scratch + place
         tables[place, count + 1 :] = 0
     tables[len(blocks) : places] = 0
+
+
+def fill_marks(host: dict[str, np.ndarray], blocks: Sequence[Block], owner: np.ndarray, first: np.ndarray) -> None:
+    """Leave it to the device where the rows of these blocks are. owner: of each row its place; first: whether it is the anchor's."""
+    host["windows"][:], host["came"][:] = 0, -1
+    host["came"][: len(blocks)] = [block.mark for block in blocks]
+    host["source"][:] = first
+    host["slots"][owner < len(blocks)] = -1
 
 
 def fill_draws(

@@ -15,7 +15,7 @@ from power_lab.engine.models.decoder import Decoder, Workspace
 from power_lab.engine.sampler import COLUMNS
 from power_lab.engine.shapes import Shape
 from power_lab.engine.speculation.drafters import Draft
-from power_lab.engine.speculation.drafters.neural import Room
+from power_lab.engine.speculation.drafters.neural import Drafting, Room
 from power_lab.engine.speculation.drafters.neural.inputs import Biases, Block, BlockInputs
 from power_lab.engine.speculation.drafters.neural.stairs import BlockShape, Stairs
 from power_lab.kernels.ops import BLOCK, Array, Batch, Draw, Fetched, KVCache, SampleRows
@@ -58,7 +58,13 @@ class Trunk(Protocol):
 
 
 class Head(Protocol):
-    """Draws the tokens of a launch from its logits."""
+    """Draws the tokens of a launch from its logits.
+
+    Attributes:
+        resumes: whether they are drawn on the device, so that the target's step can go on from them there.
+    """
+
+    resumes: bool
 
     @property
     def nbytes(self) -> int:
@@ -173,6 +179,25 @@ class BlockSteps:
             fetched = ops.fetch(on.tokens, *head.confidence(on))
         return Launched(blocks, stairs, fetched)
 
+    def resume(self, blocks: Sequence[Block], marks: Array, head: Head) -> Drafting:
+        """See `Resuming`; for a head that draws on the device."""
+        order = by_width(blocks)
+        own = [blocks[at] for at in order]
+        stairs, draw = self._cover(self._stairs([block.width for block in own])), draw_of(own)
+        layout = self.inputs.layout(stairs.rows, stairs.sampled)
+        on = self._drawing(layout, stairs)
+        self.inputs.fill_blocks(layout, stairs, own, None)
+        assert layout.onward is not None, "a device whose steps go on from one another"
+        onward = layout.onward
+
+        def forward() -> None:
+            last, anchors = layout.arrays["last"], layout.arrays["anchors"]
+            self.ops.resume(layout.batch, onward, marks, on.tokens, layout.draws.positions, last, anchors)
+            self._forward(layout)
+            head.draw(on, draw)
+
+        return Drafting(_shape(stairs, draw, False, head), forward, on.tokens, rows_of_drafts(stairs, own, order))
+
     @property
     def most(self) -> int:
         """Drafts of a block."""
@@ -214,13 +239,27 @@ def in_parts(
     collect: Callable[[L], Sequence[Draft]],
 ) -> list[Draft]:
     """A draft for each block, in order. The widest are launched first, at most `places` at once, and all before the first is waited for."""
-    order = sorted(range(len(blocks)), key=lambda at: -blocks[at].width)
+    order = by_width(blocks)
     parts = [order[at : at + places] for at in range(0, len(order), places)]
     launched = [launch([blocks[at] for at in part]) for part in parts]
     drafts: dict[int, Draft] = {}
     for part, one in zip(parts, launched, strict=True):
         drafts |= zip(part, collect(one), strict=True)
     return [drafts[at] for at in range(len(blocks))]
+
+
+def by_width(blocks: Sequence[Block]) -> list[int]:
+    """Their places in a launch: the widest first."""
+    return sorted(range(len(blocks)), key=lambda at: -blocks[at].width)
+
+
+def rows_of_drafts(stairs: Stairs, blocks: Sequence[Block], order: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Where a launch draws for each block, those of `blocks` being the ones at `order` of the caller's."""
+    rows = {
+        at: tuple(start + place for start in stairs.starts[: block.width])
+        for place, (at, block) in enumerate(zip(order, blocks, strict=True))
+    }
+    return tuple(rows[at] for at in range(len(blocks)))
 
 
 def cut(rows: SampleRows, first: int, count: int) -> SampleRows:
