@@ -58,7 +58,7 @@ def _change(notebook: ModuleType) -> None:
         said = f"BokehJS {bokeh.__version__} from this Jupyter server"
         publish_display_data({"application/javascript": loader(bokeh.__version__), "text/plain": said})
 
-    notebook.load_notebook = load
+    setattr(notebook, "load_notebook", load)  # noqa: B010 - to a type checker a module has no such name
 
 
 class _Finder(importlib.abc.MetaPathFinder):
