@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from power_lab.lessons.checks import check
-    from power_lab.lessons.explorer import explore
     from power_lab.lessons.figures import (
         costs_chart,
         facts_table,
@@ -19,12 +18,13 @@ if TYPE_CHECKING:
     from power_lab.lessons.lattice import lattice_of
     from power_lab.lessons.microscope import Microscope
     from power_lab.lessons.ordinary import load_ordinary
+    from power_lab.widgets.explorer import explore
 
 _HOMES = {
     "Microscope": "microscope",
     "check": "checks",
     "costs_chart": "figures",
-    "explore": "explorer",
+    "explore": ".widgets.explorer",
     "facts_table": "figures",
     "lattice_of": "lattice",
     "load_ordinary": "ordinary",
@@ -51,4 +51,4 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(import_module(f".{_HOMES[name]}", __name__), name)

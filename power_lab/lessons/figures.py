@@ -2,53 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
-from importlib.resources import files
 
 import numpy as np
 
 from power_lab.lessons.lattice import Lattice
 from power_lab.lessons.microscope import Row, Window
-from power_lab.run import NO_MATH
 from power_lab.tables import text_table
-from power_lab.widgets.palette import TOKENS, legend, variables
+from power_lab.widgets.figure import Figure, marked, meter, scrolling, table
+from power_lab.widgets.palette import TOKENS, legend
 from power_lab.widgets.text import visible
 
 Piece = Callable[[int], str]
 """Token id -> its text, such as `Microscope.piece`."""
 
-_OWN = (
-    ".power-lab table.pl-lesson{margin:0;border:0;border-collapse:collapse;font-size:1em;color:inherit}"
-    ".power-lab table.pl-lesson th,.power-lab table.pl-lesson td{padding:4px 12px 4px 0;border:0;text-align:right;font-weight:400;"
-    "vertical-align:baseline;white-space:nowrap;background:none;line-height:1.5}"
-    ".power-lab table.pl-lesson thead th{color:var(--jp-ui-font-color2,inherit);vertical-align:bottom;"
-    "border-bottom:1px solid rgba(128,128,128,.35)}"
-    ".power-lab table.pl-lesson tbody tr:nth-child(n){background:none}"
-    ".power-lab table.pl-lesson .pl-left{text-align:left}"
-    ".power-lab .pl-meter{font-size:.8em;letter-spacing:-.5px;margin-right:5px}"
-    ".power-lab .pl-wins{font-weight:700;text-decoration:underline}"
-)
 _WORDS = {"kept": "accepted", "refused": "rejected", "unused": "rejected", "bonus": "bonus"}
-
-
-class Figure:
-    """HTML for a page, text for a terminal."""
-
-    def __init__(self, html: str, text: str) -> None:
-        self.html, self.text = html, text
-
-    def __repr__(self) -> str:
-        return self.text
-
-    def _repr_html_(self) -> str:
-        return f'<div class="power-lab {NO_MATH}"><style>{_style()}</style><div class="pl-body">{self.html}</div></div>'
-
-
-@cache
-def _style() -> str:
-    return variables() + (files("power_lab.widgets") / "static" / "view.css").read_text(encoding="utf-8") + _OWN
 
 
 def window_table(window: Window, piece: Piece) -> Figure:
@@ -65,8 +34,8 @@ def window_table(window: Window, piece: Piece) -> Figure:
         draft, own, used = row.draft, row.target.token, row.verdict != "unused"
         of_drafter = "" if row.drafter is None or draft is None else f"{row.drafter.probability(draft):.3f}"
         of_target = "" if draft is None else f"{row.target.probability(draft):.3f}"
-        guess = "" if draft is None else _token(piece(draft), _WORDS[row.verdict])
-        drawn = _token(piece(own), _own_kind(row)) if used else "–"
+        guess = "" if draft is None else marked(piece(draft), _WORDS[row.verdict])
+        drawn = marked(piece(own), _own_kind(row)) if used else "–"
         cells.append(
             (str(row.position), guess or "none", of_drafter or "–", of_target or "–", drawn, said[row.verdict])
         )
@@ -90,7 +59,7 @@ def position_table(row: Row, piece: Piece, best: int = 6) -> Figure:
     cells, lines = [], []
     for token, luck in zip(tokens, noise, strict=True):
         marks = ["accepted", "correction"]
-        cell, line = [_token(piece(token), "plain")], [repr(piece(token))]
+        cell, line = [marked(piece(token), "plain")], [repr(piece(token))]
         for side, mark in zip(sides, marks, strict=False):
             share, wins = side.probability(token), not noisy and token == side.token
             cell.append(meter(share, mark) + _won(f"{share:.3f}", wins))
@@ -121,7 +90,7 @@ def slots_chart(windows: Sequence[Window], piece: Piece) -> Figure:
             if at in inputs:
                 good = at < window.committed
                 kind = "plain" if at == window.start else "accepted" if good else "rejected"
-                cell.append(_token(piece(inputs[at]), kind))
+                cell.append(marked(piece(inputs[at]), kind))
                 line.append(piece(inputs[at]).strip() + ("" if good else " ×"))
                 if good:
                     known[at] = inputs[at]
@@ -157,7 +126,7 @@ def walk_table(grid: Lattice, alone: Sequence[int], walk: Sequence[int]) -> Figu
             cells.append(
                 (
                     place or "&nbsp;",
-                    _token(text, mark),
+                    marked(text, mark),
                     *(cell or "–" for cell in numbers),
                     _won(total, walk[at] == one),
                     note,
@@ -193,43 +162,9 @@ def costs_chart(seconds: Mapping[int, float]) -> Figure:
     return Figure(table(head, cells, left=(2,)), text_table(lines, (*head[:2], *head[3:])))
 
 
-def scrolling(title: str, html: str, shown: bool, group: str = "") -> str:
-    """Something wide, in a box that scrolls. Its title takes the keyboard's focus, also where `tabindex` is taken out."""
-    name = f' name="{group}"' if group else ""
-    inner = f"<details{name}{' open' if shown else ''}><summary>{title}</summary>{html}</details>"
-    return f'<div class="pl-scroll" style="overflow-x:auto" tabindex="0">{inner}</div>'
-
-
 def _own_kind(row: Row) -> str:
     return {"kept": "accepted", "refused": "correction", "bonus": "bonus"}[row.verdict]
 
 
-def _token(text: str, kind: str) -> str:
-    mark = TOKENS[kind]
-    return f'<{mark.tag} class="pl-{kind} pl-t" style="{mark.inline()}">{visible(text)}</{mark.tag}>'
-
-
-def meter(share: float, kind: str, wide: int = 10) -> str:
-    """A bar of characters, `wide` of them at a share of 1: what is drawn by style alone is lost on pages that take styles out."""
-    eighths = max(1, round(share * wide * 8))
-    bar = "█" * (eighths // 8) + ("", *"▏▎▍▌▋▊▉")[eighths % 8]
-    return (
-        f'<span class="pl-meter" aria-hidden="true" style="color:var(--pl-{kind},{TOKENS[kind].light})">{bar}</span> '
-    )
-
-
 def _won(text: str, wins: bool) -> str:
     return f'<b class="pl-wins">{text}</b>' if wins else text
-
-
-def table(head: Iterable[str], rows: Iterable[Sequence[str]], left: Sequence[int] = ()) -> str:
-    """Cells are HTML; `left` columns are aligned to the left."""
-    plain, aligned = "", ' class="pl-left"'
-
-    def side(at: int) -> str:
-        return aligned if at in left else plain
-
-    top = "".join(f'<th scope="col"{side(at)}>{cell}</th>' for at, cell in enumerate(head))
-    lines = ("".join(f"<td{side(at)}>{cell}</td>" for at, cell in enumerate(row)) for row in rows)
-    body = "".join(f"<tr>{line}</tr>" for line in lines)
-    return f'<table class="pl-lesson"><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>'

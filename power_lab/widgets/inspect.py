@@ -25,7 +25,7 @@ class Inspect:
         self._lab = lab
         self._views: dict[str, deque[View]] = {}
 
-    def acceptance(self, run: Run, rows: int = 300) -> Acceptance:
+    def acceptance(self, run: Run, rows: int = 150) -> Acceptance:
         """What each speculation round drafted, and what the target kept of it.
 
         Args:

@@ -1,15 +1,20 @@
-"""Rounds as bars: what each one emitted above the line, what it drafted in vain below."""
+"""Rounds as bars: what each one emitted above the line, what it drafted in vain below; and how both went on."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Protocol
 
 from power_lab.widgets.palette import TOKENS
-from power_lab.widgets.text import count
+from power_lab.widgets.picture import FAINT, bars, image, line, path, svg, text
+from power_lab.widgets.text import count, percent
 
-MOST = 240  # bars drawn
-_BAR, _GAP, _UNIT, _TALLEST = 6, 2, 5, 80  # px: width, between bars, of one token, of one side
+WIDTH = 760  # px
+MOST = 240  # bars; a bar stands for several rounds in a row where there are more
+_LEFT, _RIGHT, _SIDE, _PANEL = 58, 10, 64, 46  # px: margins; tallest side of the bars; a panel below them
+
+Columns = dict[str, list[float]]  # kind of token -> mean tokens of each bar
 
 
 class Drafted(Protocol):
@@ -24,34 +29,135 @@ class Drafted(Protocol):
 
 
 def rounds_chart(rounds: Sequence[Drafted]) -> str:
-    """An SVG with a bar for each of the first `MOST` rounds: accepted drafts, the target's own token on top, wasted drafts hollow below."""
-    drawn = rounds[:MOST]
-    above = max((len(entry.emitted) for entry in drawn), default=0)
-    below = max((len(entry.drafted) - entry.accepted for entry in drawn), default=0)
-    unit = min(_UNIT, _TALLEST / max(above, below, 1))
-    line, width = above * unit, len(drawn) * (_BAR + _GAP)
-    height = line + below * unit + 1
-    bars = "".join(_bar(index, entry, line, unit) for index, entry in enumerate(drawn))
-    more = f"<p><small>{count(len(rounds) - MOST, 'more round')} not drawn.</small></p>" if len(rounds) > MOST else ""
-    return (
-        f'<svg role="img" aria-label="Tokens of each round: emitted above the line, drafted in vain below" width="{width}"'
-        f' height="{height:.1f}" viewBox="0 0 {width} {height:.1f}" style="max-width:100%;display:block;margin:6px 0">'
-        f'{bars}<line x1="0" x2="{width}" y1="{line:.1f}" y2="{line:.1f}" stroke="currentColor" stroke-opacity="0.5"/></svg>{more}'
+    """The bars alone, as an image for a page; its alternative text sums them up."""
+    return image(rounds_svg(rounds, course=False), _words(rounds)) + _note(rounds)
+
+
+def course_chart(rounds: Sequence[Drafted]) -> str:
+    """Bars with acceptance and tokens a pass below them, as an image for a page."""
+    return image(rounds_svg(rounds), _words(rounds)) + _note(rounds)
+
+
+def rounds_svg(rounds: Sequence[Drafted], course: bool = True) -> str:
+    """Accepted drafts, the target's own token on top, drafts in vain hollow below; `course` adds what came of them so far."""
+    columns = _columns(rounds)
+    above = max(map(sum, zip(*(columns[kind] for kind in _ABOVE), strict=True)), default=0)
+    below = max(columns["rejected"], default=0)
+    unit = min(8.0, _SIDE / max(above, below, 1))
+    top, width = 6.0, WIDTH - _LEFT - _RIGHT
+    middle = top + above * unit
+    pitch = min(14.0, width / max(1, len(columns["rejected"])))
+    parts = [_bars(columns, middle, unit, pitch), _axis(above, below, middle, unit)]
+    bottom = middle + below * unit + 6
+    parts.append(line([(_LEFT, middle), (WIDTH - _RIGHT, middle)], f"stroke='{FAINT}'"))
+    if course and any(entry.drafted for entry in rounds):
+        parts += _course(rounds, bottom + 10, pitch / _chunk(rounds))
+        bottom += 2 * (_PANEL + 14)
+    return svg(WIDTH, bottom + 4, "".join(parts))
+
+
+_ABOVE = ("accepted", "correction", "bonus", "plain")
+
+
+def _chunk(rounds: Sequence[Drafted]) -> int:
+    """Rounds of one bar."""
+    return max(1, -(-len(rounds) // MOST))
+
+
+def _columns(rounds: Sequence[Drafted]) -> Columns:
+    size = _chunk(rounds)
+    found: Columns = {kind: [] for kind in (*_ABOVE, "rejected")}
+    for start in range(0, len(rounds), size):
+        part = rounds[start : start + size]
+        sums = dict.fromkeys(found, 0)
+        for entry in part:
+            for kind, tokens in _tokens(entry):
+                sums[kind] += tokens
+        for kind, total in sums.items():
+            found[kind].append(total / len(part))
+    return found
+
+
+def _tokens(entry: Drafted) -> Iterator[tuple[str, int]]:
+    drafted, kept = len(entry.drafted), min(entry.accepted, len(entry.emitted))
+    own = "plain" if not drafted else "correction" if entry.accepted < drafted else "bonus"
+    return iter((("accepted", kept), (own, len(entry.emitted) - kept), ("rejected", drafted - entry.accepted)))
+
+
+def _bars(columns: Columns, middle: float, unit: float, pitch: float) -> str:
+    gap = 1.5 if pitch > 6 else 0.5 if pitch > 2 else 0
+    parts, levels = [], [middle] * len(columns["rejected"])
+    for kind in _ABOVE:
+        boxes = []
+        for at, tokens in enumerate(columns[kind]):
+            levels[at] -= tokens * unit
+            boxes.append((_LEFT + at * pitch, levels[at], pitch - gap, tokens * unit))
+        parts.append(path(bars(boxes), f"class='{kind}' fill='{TOKENS[kind].light}'"))
+    boxes = [(_LEFT + at * pitch + 0.5, middle, pitch - gap - 1, n * unit) for at, n in enumerate(columns["rejected"])]
+    colour = TOKENS["rejected"].light
+    parts.append(
+        path(bars(boxes), f"class='rejected' fill='{colour}' fill-opacity='.12' stroke='{colour}' stroke-width='.8'")
     )
+    return "".join(parts)
 
 
-def _bar(index: int, entry: Drafted, line: float, unit: float) -> str:
-    wasted, own = len(entry.drafted) - entry.accepted, len(entry.emitted) - entry.accepted
-    left = index * (_BAR + _GAP)
-    top, kept = line - len(entry.emitted) * unit, entry.accepted * unit
-    title = f"round {index}: {entry.accepted} of {count(len(entry.drafted), 'draft')} accepted, {count(len(entry.emitted), 'token')}"
-    parts = [_rect(left, top, own * unit, f'fill="{TOKENS["plain"].dark}"')] if own else []
-    if entry.accepted:
-        parts.append(_rect(left, line - kept, kept, f'fill="{TOKENS["accepted"].light}"'))
-    if wasted:
-        parts.append(_rect(left, line, wasted * unit, f'fill="none" stroke="{TOKENS["rejected"].light}"'))
-    return f"<g><title>{title}</title>{''.join(parts)}</g>"
+def _axis(above: float, below: float, middle: float, unit: float) -> str:
+    right = "text-anchor='end'"
+    labels = [
+        text(_LEFT - 6, middle - above * unit + 9, f"{above:.0f}", right),
+        text(_LEFT - 6, middle + 4, "0", right),
+    ]
+    if below:
+        labels.append(text(_LEFT - 6, middle + below * unit + 4, f"−{below:.0f}", right))
+    return "".join(labels) + text(2, middle - 12 if above * unit > 30 else middle + 4, "tokens")
 
 
-def _rect(left: float, top: float, height: float, look: str) -> str:
-    return f'<rect x="{left}" y="{top:.1f}" width="{_BAR}" height="{height:.1f}" {look}/>'
+def _course(rounds: Sequence[Drafted], top: float, pitch: float) -> list[str]:
+    """Two panels: acceptance so far, and tokens a pass so far."""
+    kept = list(accumulate(entry.accepted for entry in rounds))
+    drafted = list(accumulate(len(entry.drafted) for entry in rounds))
+    emitted = list(accumulate(len(entry.emitted) for entry in rounds))
+    share = [(at, part / whole) for at, (part, whole) in enumerate(zip(kept, drafted, strict=True)) if whole]
+    rate = [(at, tokens / (at + 1)) for at, tokens in enumerate(emitted)]
+    most = max(value for _, value in rate)
+    second = top + _PANEL + 14
+    return [
+        *_panel(share, 1.0, top, pitch, TOKENS["accepted"].light, ("accepted", "so far"), ("100%", "0%")),
+        *_panel(rate, most, second, pitch, TOKENS["correction"].light, ("per pass", "so far"), (f"{most:.1f}", "0")),
+    ]
+
+
+def _panel(
+    points: list[tuple[int, float]],
+    most: float,
+    top: float,
+    pitch: float,
+    colour: str,
+    words: tuple[str, str],
+    ends: tuple[str, str],
+) -> list[str]:
+    step = max(1, len(points) // 400)
+    drawn = [
+        (_LEFT + (at + 0.5) * pitch, top + _PANEL * (1 - value / most)) for at, value in (points[::step] + points[-1:])
+    ]
+    frame = "".join(line([(_LEFT, y), (WIDTH - _RIGHT, y)], f"stroke='{FAINT}'") for y in (top, top + _PANEL))
+    return [
+        frame,
+        line(drawn, f"stroke='{colour}' stroke-width='1.6' stroke-linejoin='round'"),
+        text(2, top + 20, words[0]),
+        text(2, top + 33, words[1]),
+        text(_LEFT - 6, top + 5, ends[0], "text-anchor='end' font-size='9'"),
+        text(_LEFT - 6, top + _PANEL + 3, ends[1], "text-anchor='end' font-size='9'"),
+    ]
+
+
+def _words(rounds: Sequence[Drafted]) -> str:
+    kept, drafted = sum(entry.accepted for entry in rounds), sum(len(entry.drafted) for entry in rounds)
+    emitted = sum(len(entry.emitted) for entry in rounds)
+    said = f"{count(len(rounds), 'round')} as bars: {count(emitted, 'token')}"
+    return f"{said}, {kept:,} of {count(drafted, 'draft')} accepted ({percent(kept, drafted)})" if drafted else said
+
+
+def _note(rounds: Sequence[Drafted]) -> str:
+    size = _chunk(rounds)
+    return f"<p><small>Each bar is the mean of {size} rounds in a row.</small></p>" if size > 1 else ""

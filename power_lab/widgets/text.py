@@ -9,12 +9,13 @@ _SIGNS = {" ": "·", "\n": "↵", "\t": "⇥", "\r": "␍", "\0": "␀", "\u00a0
 _LONGEST = 48  # characters shown of one token; some vocabularies hold whole lines of dashes
 
 
-def visible(text: str) -> str:
-    """A token as HTML: spaces and line ends as signs, control and direction characters by number, escaped, never empty."""
+def visible(text: str, *, spaces: bool = True, longest: int = _LONGEST) -> str:
+    """A token as HTML: spaces (where wanted) and line ends as signs, control and direction characters by number, escaped, never empty."""
     if not text:
         return "∅"
-    shown = text if len(text) <= _LONGEST else text[:_LONGEST] + "…"
-    return escape("".join(_SIGNS.get(char) or _safe(char) for char in shown))
+    shown = text if len(text) <= longest else text[:longest] + "…"
+    signs = _SIGNS if spaces else _SIGNS | {" ": " "}
+    return escape("".join(signs.get(char) or _safe(char) for char in shown))
 
 
 def _safe(char: str) -> str:

@@ -9,31 +9,38 @@ stays as it is. Inside ipywidgets layouts the same object is an ordinary widget.
 from __future__ import annotations
 
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 from uuid import uuid4
 
 import anywidget
 import traitlets
 
-from power_lab.errors import PowerLabError
+from power_lab.errors import ConfigError, PowerLabError
 from power_lab.run import NO_MATH
-from power_lab.widgets.palette import variables
+from power_lab.widgets.export import FORMATS, to_csv, to_json, to_netcdf
+from power_lab.widgets.style import style
 
 if TYPE_CHECKING:
     import xarray
 
 _STATIC = files("power_lab.widgets") / "static"
-_STYLE = variables() + (_STATIC / "view.css").read_text(encoding="utf-8")
 
 
 class View(anywidget.AnyWidget):
-    """An inspector. Subclasses give `body`, `summary` and `dataset`.
+    """An inspector. Subclasses give `body`, `summary` and `dataset`, and `picture` where they draw one.
 
     Attributes:
         view_id: ties the saved HTML to this widget.
         refreshable: whether asking again can show something new.
         live: whether the page asks every second while the view can be seen.
+        files: kind of file that it can be exported as -> label and meaning, for the page's buttons.
+        stops: where its buttons lead to -> their labels; the page asks for one with `go`.
+        rows: the dataset's dimension that a table for spreadsheets has its rows along.
     """
+
+    formats: ClassVar[tuple[str, ...]] = ("csv", "netcdf", "json", "svg")
+    rows: ClassVar[str] = ""
 
     # Text and not a path: with a path anywidget keeps every closed widget alive (manzt/anywidget#929).
     _esm = (_STATIC / "view.js").read_text(encoding="utf-8")
@@ -41,11 +48,16 @@ class View(anywidget.AnyWidget):
     view_id = traitlets.Unicode().tag(sync=True)
     refreshable = traitlets.Bool(False).tag(sync=True)
     live = traitlets.Bool(False).tag(sync=True)
+    files = traitlets.Dict().tag(sync=True)
+    stops = traitlets.Dict().tag(sync=True)
 
     _own_layout: Any = None
 
     def __init__(self, **traits: Any) -> None:
-        super().__init__(view_id=uuid4().hex[:12], **traits)
+        offered = [FORMATS[name] for name in self.formats]
+        meanings = {one.label: one.meaning + (f" {self.rows}" if one.suffix == ".csv" else "") for one in offered}
+        files = {name: [FORMATS[name].label, meanings[FORMATS[name].label]] for name in self.formats}
+        super().__init__(view_id=uuid4().hex[:12], files=files, **traits)
         self._own_layout = self.layout
         self.on_msg(self._answer)
 
@@ -75,6 +87,35 @@ class View(anywidget.AnyWidget):
         """The content when the page asks again. Raises PowerLabError if its source is gone."""
         return self.body()
 
+    def picture(self) -> str:
+        """What the view draws, as SVG; "" where it draws nothing."""
+        return ""
+
+    def export(self, kind: str, path: str | Path | None = None) -> bytes:
+        """The view as a file, written to `path` if that is given.
+
+        Args:
+            kind: `csv` (a table along `rows`), `netcdf`, `json` (the whole dataset), `svg`, or what else `formats` names.
+
+        Raises ConfigError for a kind that this view has not.
+        """
+        if kind not in self.formats:
+            raise ConfigError("kind", f"{kind!r} is none that this view has", f"Use one of {', '.join(self.formats)}.")
+        content = self._file(kind)
+        if not content:
+            raise ConfigError("kind", f"there is nothing to draw as {kind!r} here", 'Use "json" for the data.')
+        if path is not None:
+            Path(path).write_bytes(content)
+        return content
+
+    def _file(self, kind: str) -> bytes:
+        """Bytes of a file. Subclasses with kinds of their own extend it."""
+        if kind == "csv":
+            return to_csv(self.dataset, self.rows)
+        if kind == "svg":
+            return self.picture().encode()
+        return to_netcdf(self.dataset) if kind == "netcdf" else to_json(self.dataset)
+
     def summary(self) -> str:
         """The view in one line of plain text."""
         raise NotImplementedError
@@ -84,15 +125,27 @@ class View(anywidget.AnyWidget):
         return self._wrap("")
 
     def _wrap(self, attribute: str) -> str:
-        return f'<div class="power-lab {NO_MATH}"{attribute}><style>{_STYLE}</style><div class="pl-body">{self.body()}</div></div>'
+        return f'<div class="power-lab {NO_MATH}"{attribute}><style>{style()}</style><div class="pl-body">{self.body()}</div></div>'
 
     def _answer(self, _widget: Any, content: Any, _buffers: Any) -> None:
-        if not isinstance(content, dict) or content.get("kind") != "refresh":
-            return
+        kind = content.get("kind") if isinstance(content, dict) else None
         try:
-            self.send({"kind": "body", "html": self.renew(), "style": _STYLE})
+            if kind == "refresh":
+                self.send({"kind": "body", "html": self.renew(), "style": style()})
+            elif kind == "export":
+                self._send_file(str(content.get("format")))
+            elif isinstance(kind, str):
+                self.asked(kind, content)
         except PowerLabError as error:
-            self.send({"kind": "gone", "message": str(error)})
+            self.send({"kind": "failed" if kind == "export" else "gone", "message": str(error)})
+
+    def _send_file(self, kind: str) -> None:
+        content = self.export(kind)
+        name = f"power-lab-{type(self).__name__.lower()}{FORMATS[kind].suffix}"
+        self.send({"kind": "file", "name": name, "mime": FORMATS[kind].mime}, [content])
+
+    def asked(self, kind: str, content: dict[str, Any]) -> None:
+        """A question of the page that is a subclass's own. Nothing in it may be trusted."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.summary()}>"

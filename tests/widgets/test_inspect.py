@@ -47,6 +47,12 @@ def contrast(first, second):
     return (high + 0.05) / (low + 0.05)
 
 
+def rounds_of(html):
+    """The body of the table of rounds, "" where there is none."""
+    found = re.search(r'class="pl-rounds">.*?<tbody>(.*?)</tbody>', html, re.S)
+    return found[1] if found else ""
+
+
 @pytest.mark.parametrize("mark", [*TOKENS.values(), *BLOCKS.values()], ids=lambda mark: mark.name)
 def test_colours_are_readable_on_both_themes(mark):
     assert contrast(mark.light, "#ffffff") >= 4.5
@@ -77,7 +83,7 @@ def test_whitespace_shows_and_direction_characters_are_spelled_out():
 def test_acceptance_shows_each_token_by_kind(inspect):
     run = Run(run_record(100))
     html = inspect.acceptance(run).to_html()
-    table = html[html.index("<tbody>") :]
+    table = rounds_of(html)
     kinds = run.trace.kind.values.tolist()
     for kind in ("accepted", "correction", "bonus", "plain"):
         assert table.count(f"pl-t pl-{kind}") == kinds.count(kind)
@@ -90,8 +96,8 @@ def test_acceptance_shows_each_token_by_kind(inspect):
 
 def test_views_are_self_contained(inspect):
     for view in (inspect.acceptance(Run(run_record(60))), inspect.blocks()):
-        html = view.to_html()
-        for banned in ("<script", "<link", "<img", "src=", "href=", "url(", "@import", "http", "onclick"):
+        html = re.sub(r'src="data:image/svg\+xml,[^"<>]*"', "", view.to_html())  # pictures are within the page
+        for banned in ("<script", "<link", "src=", "href=", "url(", "@import", "http", "onclick"):
             assert banned not in html, banned
         assert re.findall(r"<(\w+)[^>]*>", html.split("</style>")[1])
         assert view.view_id not in html  # the same data gives the same bytes
@@ -126,15 +132,16 @@ def test_a_run_without_drafts_says_what_to_do(inspect, drafter, words):
     run = Run(msgspec.structs.replace(run.record, params={"speculate": drafter}))
     html = inspect.acceptance(run).to_html()
     assert words in html or words.replace("&quot;", '"') in html
-    assert "<table" not in html
+    assert 'class="pl-rounds"' not in html
+    assert "What other settings would have done" in html
 
 
 def test_long_runs_are_bounded(inspect):
     run = Run(run_record(3000))
     html = inspect.acceptance(run, rows=50).to_html()
-    assert html.count("<tr>") == 51
+    assert rounds_of(html).count("<tr>") == 50
     assert "more rounds not drawn" in html
-    assert len(inspect.acceptance(run).to_html()) < 400_000
+    assert len(inspect.acceptance(run).to_html()) < 250_000
 
 
 def test_a_contradictory_record_is_refused(inspect):
@@ -146,7 +153,7 @@ def test_a_contradictory_record_is_refused(inspect):
 @given(run_records())
 def test_any_record_can_be_shown(record):
     view = Acceptance(Run(record))
-    assert view.to_html().count("<tr>") <= 1 + len(record.rounds)
+    assert rounds_of(view.to_html()).count("<tr>") <= len(record.rounds)
     assert view.summary()
     view.close()
 

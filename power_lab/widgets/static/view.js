@@ -1,5 +1,5 @@
 // Brings the static view of an inspector to life. The view is complete without this file: it only adds details under the pointer or
-// the keyboard focus and, where the source can change, a refresh button and a live switch.
+// the keyboard focus, files to save, sliders and zoom and, where the source can change, a refresh button and a live switch.
 
 const ASK_EVERY = 1000; // ms between questions of a live view
 const PATIENCE = 3000; // ms without an answer until the view says so
@@ -151,6 +151,166 @@ function live(root, body, model, signal) {
   if (toggle.checked) ask();
 }
 
+/** Buttons that save the view as a file; the kernel makes it. */
+function exports(root, model, signal) {
+  const files = Object.entries(model.get("files") ?? {});
+  if (!files.length) return;
+  const bar = element("div", "pl-tools");
+  const status = element("span", "pl-status");
+  status.setAttribute("role", "status");
+  bar.append(element("span", "pl-n", "Export"));
+  for (const [format, [label, meaning]] of files) {
+    const button = element("button", "", label);
+    button.type = "button";
+    button.title = meaning;
+    button.addEventListener("click", () => {
+      try {
+        model.send({ kind: "export", format });
+        status.textContent = "Asked the kernel";
+      } catch {
+        status.textContent = "Disconnected from the kernel";
+      }
+    }, { signal });
+    bar.append(button);
+  }
+  bar.append(status);
+  root.append(bar);
+  const answer = (message, buffers) => {
+    if (message.kind === "failed") status.textContent = message.message;
+    if (message.kind !== "file") return;
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(new Blob(buffers, { type: message.mime }));
+    link.download = message.name;
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+    status.textContent = `Saved ${message.name}`;
+  };
+  model.on("msg:custom", answer);
+  signal.addEventListener("abort", () => {
+    model.off("msg:custom", answer);
+    bar.remove();
+  });
+}
+
+/** Sliders on a table of what-ifs: all numbers are in the table, so they answer without the kernel; it only adds the chart. */
+function choices(body, model, signal) {
+  const box = body.querySelector(".pl-choices details");
+  if (!box) return;
+  const tables = [...box.querySelectorAll("table")];
+  const bar = element("div", "pl-live");
+  const select = document.createElement("select");
+  select.setAttribute("aria-label", "Drafter");
+  tables.forEach((table) => select.append(new Option(table.caption.textContent, table.caption.textContent.split(" · ")[0])));
+  const slider = document.createElement("input");
+  slider.type = "range";
+  slider.min = 0;
+  slider.setAttribute("aria-label", "Most drafts a round");
+  const said = element("output", "pl-said");
+  const chart = element("div", "");
+  bar.append(select, slider, said);
+  box.querySelector("summary").after(bar, chart);
+  let waiting;
+  const show = () => {
+    const table = tables[select.selectedIndex];
+    const rows = [...table.tBodies[0].rows];
+    slider.max = rows.length - 1;
+    tables.forEach((other) => (other.parentElement.hidden = other !== table));
+    rows.forEach((row, index) => row.classList.toggle("pl-chosen", index === +slider.value));
+    const [width, rounds, drafted, vain, rate, speed] = [...rows[slider.value].cells].map((cell) => cell.lastChild.textContent.trim());
+    slider.setAttribute("aria-valuetext", `width ${width}`);
+    said.textContent = `Width ${width}: ${rounds} rounds, ${rate} tokens each; ${drafted} drafted, ${vain} in vain; ${speed}${/^[0-9]/.test(speed) ? " tokens/s" : ""}`;
+    clearTimeout(waiting);
+    waiting = setTimeout(() => {
+      try {
+        if (box.open) model.send({ kind: "what-if", drafter: select.value, width: +width });
+      } catch {
+        chart.textContent = "";
+      }
+    }, 80);
+  };
+  const answer = (message) => message.kind === "part" && (chart.innerHTML = message.html);
+  model.on("msg:custom", answer);
+  select.addEventListener("change", show, { signal });
+  slider.addEventListener("input", show, { signal });
+  box.addEventListener("toggle", show, { signal });
+  show();
+  signal.addEventListener("abort", () => {
+    clearTimeout(waiting);
+    model.off("msg:custom", answer);
+    tables.forEach((table) => (table.parentElement.hidden = false));
+    body.querySelectorAll(".pl-chosen").forEach((row) => row.classList.remove("pl-chosen"));
+    bar.remove();
+    chart.remove();
+  });
+}
+
+/** Zoom of lanes that are drawn along time: buttons, + - 0 in the box, Ctrl with the wheel; panning is the box's own scrolling. */
+function zoom(body, signal) {
+  const box = body.querySelector(".pl-lanes");
+  if (!box) return;
+  const bar = element("div", "pl-tools");
+  let factor = 1;
+  const set = (next, x = box.clientWidth / 2) => {
+    const old = factor;
+    factor = Math.min(64, Math.max(1, next));
+    const at = (box.scrollLeft + x) * (factor / old) - x;
+    box.style.setProperty("--pl-zoom", factor);
+    box.scrollLeft = at;
+  };
+  const steps = { "+": ["Zoom in", 2], "−": ["Zoom out", 0.5], Fit: ["Show all", 0] };
+  for (const [label, [title, by]] of Object.entries(steps)) {
+    const button = element("button", "", label);
+    button.type = "button";
+    button.title = title;
+    button.setAttribute("aria-label", title);
+    button.addEventListener("click", () => set(factor * by), { signal });
+    bar.append(button);
+  }
+  box.before(bar);
+  box.addEventListener("keydown", (event) => {
+    const by = { "+": 2, "=": 2, "-": 0.5, 0: 0 }[event.key];
+    if (by === undefined || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    event.stopPropagation();
+    set(factor * by);
+  }, { signal });
+  box.addEventListener("wheel", (event) => {
+    if (!event.ctrlKey) return;
+    event.preventDefault();
+    set(factor * 2 ** (-event.deltaY / 300), event.clientX - box.getBoundingClientRect().left);
+  }, { signal, passive: false });
+  signal.addEventListener("abort", () => {
+    bar.remove();
+    box.style.removeProperty("--pl-zoom");
+  });
+}
+
+/** Buttons that lead to other places of the same view, such as the next position. */
+function walk(root, body, model, signal) {
+  const stops = model.get("stops") ?? {};
+  if (!Object.keys(stops).length) return;
+  const bar = element("div", "pl-tools");
+  for (const [to, label] of Object.entries(stops)) {
+    const button = element("button", "", label);
+    button.type = "button";
+    button.addEventListener("click", () => {
+      try {
+        model.send({ kind: "go", to });
+      } catch {
+        button.disabled = true;
+      }
+    }, { signal });
+    bar.append(button);
+  }
+  root.insertBefore(bar, body);
+  const answer = (message) => message.kind === "body" && replace(body, message.html);
+  model.on("msg:custom", answer);
+  signal.addEventListener("abort", () => {
+    model.off("msg:custom", answer);
+    bar.remove();
+  });
+}
+
 /** Put new content in place without losing scroll position or focus. */
 function replace(body, html) {
   if (replace.last.get(body) === html) return;
@@ -159,6 +319,7 @@ function replace(body, html) {
   const items = [...body.querySelectorAll(`.pl-scroll, ${ITEMS}`)];
   const focused = items.indexOf(document.activeElement);
   body.innerHTML = html;
+  body.dispatchEvent(new Event("pl-replaced"));
   body.querySelectorAll(".pl-scroll").forEach((box, index) => (box.scrollTop = tops[index] ?? 0));
   if (focused >= 0) {
     const item = body.querySelectorAll(`.pl-scroll, ${ITEMS}`)[focused];
@@ -173,8 +334,21 @@ function attach(root, model) {
   const body = root.querySelector(".pl-body");
   const control = new AbortController();
   if (model.get("refreshable")) live(root, body, model, control.signal);
+  walk(root, body, model, control.signal);
   const line = details(root, body, control.signal);
   control.signal.addEventListener("abort", () => line.remove());
+  exports(root, model, control.signal);
+  // What hangs on the content itself is made again when that is replaced.
+  let inner;
+  const dress = () => {
+    inner?.abort();
+    inner = new AbortController();
+    choices(body, model, inner.signal);
+    zoom(body, inner.signal);
+  };
+  body.addEventListener("pl-replaced", dress, { signal: control.signal });
+  control.signal.addEventListener("abort", () => inner.abort());
+  dress();
   return () => control.abort();
 }
 
