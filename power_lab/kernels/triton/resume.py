@@ -44,7 +44,6 @@ def _resume(
     sequences, pages, ROWS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Some rows, draws and sequences. All that is read of a row is written by its own program alone, but for what nobody writes."""
-    chain.begin(PDL)
     chain.wait(PDL)
     r = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
 
@@ -82,6 +81,11 @@ def _resume(
         tl.store(anchors + r, tl.maximum(token, 0), mask=inside)
 
 
+@triton.jit
+def _barrier():
+    """Does nothing, out of the chain: it begins when all before it has ended, and what comes behind begins when it has."""
+
+
 def mark(batch: Batch, onward: Onward, drawn: Tensor, marks: Tensor) -> None:
     """Where each sequence stands after a step, as in `Ops.mark`."""
     options = chain.options(marks.device)
@@ -106,3 +110,5 @@ def resume(
         marks, drafts, draws, last, anchors, rows, logits, sequences, batch.tables.shape[1], ROWS, BLOCK, num_warps=2,
         **chain.options(marks.device),
     )  # fmt: skip
+    # Kernels read index arrays before they wait, since nobody but the host writes these: now somebody else has.
+    _barrier[(1,)](num_warps=1)
