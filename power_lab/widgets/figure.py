@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from power_lab.run import NO_MATH
-from power_lab.widgets.palette import TOKENS
+from power_lab.widgets.palette import MARKS, TOKENS
 from power_lab.widgets.style import style
 from power_lab.widgets.text import visible
 
@@ -41,7 +41,7 @@ def meter(share: float, kind: str, wide: int = 10) -> str:
     eighths = max(1, round(share * wide * 8))
     bar = "█" * (eighths // 8) + ("", *"▏▎▍▌▋▊▉")[eighths % 8]
     return (
-        f'<span class="pl-meter" aria-hidden="true" style="color:var(--pl-{kind},{TOKENS[kind].light})">{bar}</span> '
+        f'<span class="pl-meter" aria-hidden="true" style="color:var(--pl-{kind},{MARKS[kind].light})">{bar}</span> '
     )
 
 

@@ -102,6 +102,42 @@ BLOCKS: dict[str, Mark] = {
     )
 }
 
+STEPS: dict[str, Mark] = {
+    mark.name: mark
+    for mark in (
+        Mark("prefill", "prefill", "Rows of prompts.", "›", "#756000", "#dcc04e", "solid"),
+        Mark("decode", "decode", "One row a request: its next token, nothing drafted.", "·", "#0062a8", "#6cb8f5", "solid"),
+        Mark("verify", "verify", "Rows of drafts, that the target checks.", "≡", "#00735c", "#45cfa8", "solid"),
+        Mark("running", "running", "Requests that have blocks.", "■", "#96407a", "#e79dca", "solid"),
+        Mark("waiting", "waiting", "Requests in the queue.", "□", "#5a626b", "#a9b2bc", "dashed"),
+        Mark("preempted", "preempted", "A request gave its blocks up, and will compute again.", "✕", "#ab4300", "#ff9d5c", "dotted"),
+        Mark("gap", "no step in flight", "Nothing ran: the host was at work, or there was nothing to do.", "╱", "#ab4300", "#ff9d5c", "dashed"),
+    )
+}
+
+GRAPHS: dict[str, Mark] = {
+    mark.name: mark
+    for mark in (
+        Mark("replay", "replayed", "Steps that replayed a recorded graph.", "●", "#00735c", "#45cfa8", "solid"),
+        Mark("capture", "captured", "Steps whose graph was recorded for them.", "◉", "#96407a", "#e79dca", "double"),
+        Mark("eager", "eager", "Steps that ran operation by operation.", "○", "#ab4300", "#ff9d5c", "dashed"),
+        Mark("padding", "padding", "Rows that were computed only to fill the shape.", "▒", "#5a626b", "#a9b2bc", "dotted"),
+    )
+}
+
+PREFIXES: dict[str, Mark] = {
+    mark.name: mark
+    for mark in (
+        Mark("held", "held", "A running request holds it now.", "■", "#0062a8", "#6cb8f5", "solid"),
+        Mark("kept", "kept", "No request holds it; the next one that begins like it is served.", "○", "#96407a", "#e79dca", "dashed"),
+        Mark("next", "evicted next", "Among the next eight to be evicted.", "↗", "#ab4300", "#ff9d5c", "dotted"),
+        Mark("served", "served", "Comes from the cache.", "●", "#00735c", "#45cfa8", "double"),
+        Mark("computed", "computed", "Must be computed.", "", "#5a626b", "#a9b2bc", "none"),
+    )
+}
+
+MARKS = {**TOKENS, **BLOCKS, **STEPS, **GRAPHS, **PREFIXES}  # their names differ
+
 
 def legend(marks: dict[str, Mark], counts: dict[str, int]) -> str:
     """The legend as HTML: only the kinds that occur, each with its sign, word and count."""
@@ -116,7 +152,7 @@ def legend(marks: dict[str, Mark], counts: dict[str, int]) -> str:
 
 def variables() -> str:
     """CSS custom properties `--pl-<kind>` for light themes, and for dark ones of JupyterLab, Notebook and VS Code."""
-    marks = {**TOKENS, **BLOCKS}.values()
+    marks = MARKS.values()
     light = "".join(f"--pl-{mark.name}:{mark.light};" for mark in marks)
     dark = "".join(f"--pl-{mark.name}:{mark.dark};" for mark in marks)
     return f'.power-lab{{{light}}}[data-jp-theme-light="false"] .power-lab,.vscode-dark .power-lab{{{dark}}}'

@@ -35,6 +35,23 @@ def seconds(value: float) -> str:
     return f"{value * 1e3:.1f} ms" if value < 1 else f"{value:.2f} s"
 
 
+def nbytes(size: float) -> str:
+    """`640 B`, `1.5 MB`: decimal units."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(size) < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" or abs(size) >= 100 else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
+
+
+def ago(seconds_: float) -> str:
+    """A duration of waiting, to the unit that matters: `4 s`, `12 min`, `3 h`, `2 d`."""
+    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds_ >= size:
+            return f"{seconds_ / size:.0f} {unit}"
+    return f"{seconds_:.0f} s"
+
+
 def count(number: int, noun: str) -> str:
     """`1 block`, `2 blocks`."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

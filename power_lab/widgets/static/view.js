@@ -6,6 +6,8 @@ const PATIENCE = 3000; // ms without an answer until the view says so
 const RETRY = 15000; // ms until a live view asks again without an answer; a busy kernel would otherwise collect a question a second
 const ITEMS = ".pl-t, .pl-c";
 
+const extras = []; // what views with a script of their own add: (root, body, model, signal) => void
+
 function element(tag, name, text = "") {
   const node = document.createElement(tag);
   node.className = name;
@@ -338,6 +340,7 @@ function attach(root, model) {
   const line = details(root, body, control.signal);
   control.signal.addEventListener("abort", () => line.remove());
   exports(root, model, control.signal);
+  for (const add of extras) add(root, body, model, control.signal);
   // What hangs on the content itself is made again when that is replaced.
   let inner;
   const dress = () => {

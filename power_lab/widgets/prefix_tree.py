@@ -1,0 +1,110 @@
+"""The prefix tree in the form that people read: stretches of blocks without a fork between them, each below the one that it goes on from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from power_lab.engine.vitals import PrefixNode, PrefixTree
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Nodes in order, each the only one that goes on from the one before it, alike in kind, in being held, and in namespace.
+
+    Attributes:
+        level: forks above it; lead: the lines of the tree in front of it.
+    """
+
+    nodes: tuple[PrefixNode, ...]
+    level: int
+    lead: str
+
+    @property
+    def first(self) -> PrefixNode:
+        return self.nodes[0]
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(node.tokens) for node in self.nodes)
+
+    @property
+    def hits(self) -> int:
+        """Of its first block: one that serves further on serves from there, too."""
+        return max(node.hits for node in self.nodes)
+
+    @property
+    def tokens_saved(self) -> int:
+        return sum(node.tokens_saved for node in self.nodes)
+
+    @property
+    def seconds_saved(self) -> float | None:
+        known = [node.seconds_saved for node in self.nodes if node.seconds_saved is not None]
+        return sum(known) if known else None
+
+    @property
+    def nbytes(self) -> int:
+        return sum(node.nbytes for node in self.nodes)
+
+    @property
+    def age_s(self) -> float:
+        return max(node.age_s for node in self.nodes)
+
+    @property
+    def last_hit_s(self) -> float | None:
+        return min((node.last_hit_s for node in self.nodes if node.last_hit_s is not None), default=None)
+
+    @property
+    def refs(self) -> int:
+        return max(node.refs for node in self.nodes)
+
+    @property
+    def eviction(self) -> int:
+        """The place of its block that goes first, -1 where all are held."""
+        return min((node.eviction for node in self.nodes if node.eviction >= 0), default=-1)
+
+
+def stretches(tree: PrefixTree) -> list[Stretch]:
+    """Depth first; of several that go on from one block, the one that saved most comes first. A parent that is not told of makes a root."""
+    known = {node.hash for node in tree.nodes}
+    children: dict[str, list[PrefixNode]] = {}
+    for node in tree.nodes:
+        children.setdefault(node.parent if node.parent in known and node.parent != node.hash else "", []).append(node)
+    for siblings in children.values():
+        siblings.sort(key=lambda node: (-node.tokens_saved, node.namespace, node.block))
+    out: list[Stretch] = []
+    todo = [(root, 0, "", "") for root in reversed(children.get("", ()))]
+    seen: set[str] = set()
+    while todo:
+        node, level, lead, below = todo.pop()
+        if node.hash in seen:  # a hash that is told of twice
+            continue
+        run = _run(node, children, seen)
+        out.append(Stretch(tuple(run), level, lead))
+        following = [child for child in children.get(run[-1].hash, ()) if child.hash not in seen]
+        for at, child in reversed(list(enumerate(following))):
+            last = at == len(following) - 1
+            todo.append((child, level + 1, below + ("└ " if last else "├ "), below + ("  " if last else "│ ")))
+    return out
+
+
+def _run(node: PrefixNode, children: dict[str, list[PrefixNode]], seen: set[str]) -> list[PrefixNode]:
+    run = [node]
+    seen.add(node.hash)
+    while (
+        len(following := children.get(run[-1].hash, ())) == 1
+        and _alike(run[-1], following[0])
+        and following[0].hash not in seen
+    ):
+        run.append(following[0])
+        seen.add(following[0].hash)
+    return run
+
+
+def _alike(one: PrefixNode, other: PrefixNode) -> bool:
+    return (one.kind, one.namespace, one.refs, one.hits) == (other.kind, other.namespace, other.refs, other.hits)
+
+
+def next_evictions(nodes: Sequence[PrefixNode], most: int) -> list[PrefixNode]:
+    """The nodes that go first, in order."""
+    return sorted((node for node in nodes if node.eviction >= 0), key=lambda node: node.eviction)[:most]

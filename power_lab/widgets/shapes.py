@@ -1,0 +1,382 @@
+"""The graph-shape inspector: which padded shapes steps ran in, what they waste, and which row buckets would serve the traffic better."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from power_lab.engine.planner import plan_buckets
+from power_lab.engine.shapes import Coverage
+from power_lab.engine.vitals import ShapeRow, ShapesReport
+from power_lab.widgets.figure import meter
+from power_lab.widgets.palette import GRAPHS, legend
+from power_lab.widgets.picture import FAINT, bars, image, line, path, svg, text
+from power_lab.widgets.text import count, nbytes, percent, seconds, stat
+from power_lab.widgets.view import View
+
+if TYPE_CHECKING:
+    import xarray
+
+    from power_lab.engine.trace import RunRecord
+
+SCHEMA = "power-lab.shapes/1"
+_ROWS = 60  # shapes listed
+_SIZES = 256  # row counts that buckets are compared for; planning is quadratic in them
+_CHOICES = (1, 2, 4, 8, 16, 32)  # how many buckets are compared
+_STRETCHES = 120  # points of the hit rate
+
+
+class Shapes(View):
+    """Shapes as a table, their demand as a picture, and what other buckets would save.
+
+    Args:
+        read: gives the report; it raises a PowerLabError when the engine is gone.
+        live: ask again every second while the view can be seen.
+    """
+
+    rows = "shape"
+
+    def __init__(self, read: Callable[[], ShapesReport], live: bool = False, refreshable: bool = True) -> None:
+        self._read = read
+        self._report = read()
+        super().__init__(refreshable=refreshable, live=live)
+
+    @property
+    def report(self) -> ShapesReport:
+        """As it was read last."""
+        return self._report
+
+    @property
+    def dataset(self) -> xarray.Dataset:
+        """Dimensions `shape`, `reason` (of eager steps), `step` (hits of the steps in the ring), `size` (demanded rows), `bucket`."""
+        import xarray
+
+        report = self._report
+        shapes, reasons = report.shapes, sorted({why for shape in report.shapes for why in shape.why})
+        variables: dict[str, Any] = {
+            name: ("shape", np.array([getattr(shape, name) for shape in shapes], dtype=kind), _told(unit, title))
+            for name, (kind, unit, title) in _COLUMNS.items()
+        }
+        eager = [[shape.why.get(why, 0) for why in reasons] for shape in shapes]
+        variables["eager_by_reason"] = (
+            ("shape", "reason"),
+            np.array(eager, np.int64).reshape(len(shapes), len(reasons)),
+            _told("step", "eager steps by reason"),
+        )
+        variables["hit"] = (
+            "step",
+            [hit for _, hit in report.history],
+            _told("1", "1 where a recorded graph was replayed"),
+        )
+        variables["demand"] = ("size", list(report.demand.values()), _told("step", "steps that asked for so many rows"))
+        planned = report.planned
+        variables["planned_rows"] = (
+            "bucket",
+            np.array(planned.buckets if planned else (), np.int64),
+            _told("token row", "buckets that would serve the demand better"),
+        )
+        coordinates: dict[str, Any] = {
+            "shape": ("shape", np.arange(len(shapes)), _told("1", "shapes in order of rows, logits, sampling")),
+            "reason": ("reason", np.array(reasons, dtype=object), _told("1", "why steps ran operation by operation")),
+            "step": ("step", np.array([number for number, _ in report.history], np.int64), _told("1", "step number")),
+            "size": ("size", np.array([*report.demand], np.int64), _told("token row", "rows asked for")),
+        }
+        attributes = {
+            "schema": SCHEMA,
+            "budget_bytes": report.budget,
+            "enabled": int(report.enabled),
+            "why": report.why,
+            "saved_s": np.nan if planned is None or planned.saved_s is None else planned.saved_s,
+        }
+        return xarray.Dataset(variables, coordinates, attributes)
+
+    def summary(self) -> str:
+        report = self._report
+        if not report.steps and not report.demand:
+            return f"Graph shapes: no steps yet. {report.why}".strip()
+        real, padding = _rows_of(report.shapes)
+        return (
+            f"{count(len(report.shapes), 'graph shape')}: {report.replays:,} replayed, {report.captures:,} captured, {report.eager:,} eager "
+            f"steps, {percent(padding, real + padding)} padding, {nbytes(report.nbytes)}"
+        )
+
+    def body(self) -> str:
+        return _body(self._report)
+
+    def picture(self) -> str:
+        return _demand(self._report) if self._report.demand else ""
+
+    def renew(self) -> str:
+        self._report = self._read()
+        return self.body()
+
+
+def report_of(records: Sequence[RunRecord], declared: Coverage) -> ShapesReport:
+    """What the steps of recorded runs would have asked of `declared` buckets; nothing ran as a graph there as far as records tell."""
+    steps: dict[tuple[str, int], int] = {}
+    for record in records:
+        for step in record.steps:
+            steps[record.engine.digest, step.step] = step.prefill_rows + step.decode_rows + step.verify_rows
+    demand = dict(sorted(Counter(rows for rows in steps.values() if rows).items()))
+    return ShapesReport(
+        enabled=False,
+        why="From recorded runs: these do not tell which graphs ran.",
+        shapes=(),
+        steps=0,
+        captures=0,
+        replays=0,
+        eager=0,
+        evictions=0,
+        graphs=0,
+        nbytes=0,
+        budget=0,
+        hit_rate=None,
+        window=0,
+        history=(),
+        demand=demand,
+        planned=bucket_report(demand, declared) if demand else None,
+    )
+
+
+def _told(units: str, long_name: str) -> dict[str, str]:
+    return {"units": units, "long_name": long_name}
+
+
+_COLUMNS: dict[str, tuple[Any, str, str]] = {
+    "rows": (np.int64, "token row", "token rows of the shape; 0: all shapes without a line of their own"),
+    "logits": (np.int64, "logit row", "logit rows of the shape"),
+    "sampling": (object, "1", "how tokens are drawn in it"),
+    "captures": (np.int64, "step", "steps whose graph was recorded for them"),
+    "replays": (np.int64, "step", "steps that replayed its graph"),
+    "eager": (np.int64, "step", "steps that ran operation by operation"),
+    "evictions": (np.int64, "1", "how often its graph was given up"),
+    "real_rows": (np.int64, "token row", "rows that were asked for"),
+    "padding_rows": (np.int64, "token row", "rows that were added"),
+    "waste": (np.float64, "1", "share of the computed rows that was padding"),
+    "nbytes": (np.int64, "byte", "of its graph"),
+    "held": (bool, "1", "whether a graph is held now"),
+    "last_step": (np.int64, "1", "when it was used last, in steps counted from 1"),
+}
+
+
+def _rows_of(shapes: Sequence[ShapeRow]) -> tuple[int, int]:
+    return sum(shape.real_rows for shape in shapes), sum(shape.padding_rows for shape in shapes)
+
+
+def _body(report: ShapesReport) -> str:
+    if not report.demand and not report.shapes:
+        return (
+            '<div class="pl-empty"><p><b>No steps yet.</b></p>'
+            + (f"<p>{escape(report.why)}</p>" if report.why else "")
+            + '<p class="pl-note">Generate something, for example <code>lab.generate("Hello")</code>, and refresh.</p></div>'
+        )
+    why = f'<p class="pl-note pl-reason">{escape(report.why)}</p>' if report.why else ""
+    return _head(report) + why + _over_time(report) + _table(report) + _planner(report)
+
+
+def _head(report: ShapesReport) -> str:
+    real, padding = _rows_of(report.shapes)
+    rate = "–" if report.hit_rate is None else f"{report.hit_rate:.0%}"
+    steps = report.steps or sum(report.demand.values())
+    ran = (
+        stat(rate, "replayed", f"share of the last {count(report.window, 'step')} that replayed a graph that was there")
+        + stat(percent(padding, real + padding), "padding", f"{padding:,} of {real + padding:,} computed token rows")
+        + stat(f"{report.graphs:,}", "graphs held", f"{report.evictions:,} were given up so far")
+        + stat(nbytes(report.nbytes), f"of {nbytes(report.budget)}", "that graphs occupy, of the budget graph_mb")
+        if report.shapes
+        else ""
+    )
+    return f'<div class="pl-head">{stat(f"{steps:,}", "steps")}{ran}</div>'
+
+
+def _over_time(report: ShapesReport) -> str:
+    """The hit rate over the steps in the ring; a picture, and its ends in words."""
+    hits = [hit for _, hit in report.history]
+    if len(hits) < 2 or not report.captures + report.replays:
+        return ""
+    stretches = np.array_split(np.array(hits, float), min(_STRETCHES, len(hits)))
+    rates = [float(stretch.mean()) for stretch in stretches]
+    width, height, left = 640, 64, 34
+    reach = width - left - 6
+    points = [(left + reach * at / max(1, len(rates) - 1), 8 + 44 * (1 - rate)) for at, rate in enumerate(rates)]
+    grid = path(f"M{left} 8H{width - 6}M{left} 52H{width - 6}", f"stroke='{FAINT}'")
+    words = text(left - 4, 12, "100%", "text-anchor='end'") + text(left - 4, 56, "0%", "text-anchor='end'")
+    drawing = svg(width, height, grid + line(points, f"stroke='{GRAPHS['replay'].light}' stroke-width='1.5'") + words)
+    first, last = report.history[0][0], report.history[-1][0]
+    alt = (
+        f"Share of steps that replayed a graph, from step {first:,} ({rates[0]:.0%}) to step {last:,} ({rates[-1]:.0%})"
+    )
+    return _titled(f"Hit rate, steps {first:,} to {last:,}", image(drawing, alt))
+
+
+def _table(report: ShapesReport) -> str:
+    if not report.shapes:
+        return ""
+    sums = {
+        "replay": report.replays,
+        "capture": report.captures,
+        "eager": report.eager,
+        "padding": _rows_of(report.shapes)[1],
+    }
+    used = sorted(report.shapes, key=lambda shape: -(shape.replays + shape.captures + shape.eager))
+    listed = sorted(used[:_ROWS], key=lambda shape: (shape.rows, shape.logits, shape.sampling))
+    most = max(1, max(shape.replays + shape.captures + shape.eager for shape in used))
+    head = "".join(
+        f'<th scope="col" title="{title}"{" class=pl-tokens" if name == "Why eager" else ""}>{name}</th>'
+        for name, title in (
+            ("Rows", "token rows of the shape"),
+            ("Logits", "rows that tokens are drawn from"),
+            ("Steps", "how steps of this shape ran"),
+            ("Replayed", GRAPHS["replay"].meaning),
+            ("Captured", GRAPHS["capture"].meaning),
+            ("Eager", GRAPHS["eager"].meaning),
+            ("Padding", "share of the computed rows that was added"),
+            ("Bytes", "that its graph occupies; a dash where none is held"),
+            ("Why eager", "reasons of eager steps"),
+        )
+    )
+    body = "".join(_shape(shape, most) for shape in listed)
+    more = f'<p class="pl-note">{count(len(used) - _ROWS, "rarer shape")} not listed.</p>' if len(used) > _ROWS else ""
+    box = (
+        '<div class="pl-scroll" tabindex="0" role="region" aria-label="Graph shapes" style="max-height:26em;overflow:auto">'
+        f'<table class="pl-rounds pl-shapes"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    )
+    return _titled("Shapes", legend(GRAPHS, sums) + box + more)
+
+
+def _shape(shape: ShapeRow, most: int) -> str:
+    why = "; ".join(f"{reason} ({steps:,})" for reason, steps in {**shape.why, **shape.apart}.items())
+    share = "".join(
+        meter(steps / most, kind, 8).replace("</span> ", "</span>")
+        for kind, steps in (("replay", shape.replays), ("capture", shape.captures), ("eager", shape.eager))
+        if steps
+    )
+    title = f"{shape.sampling}; last used in step {shape.last_step:,}; evicted {count(shape.evictions, 'time')}"
+    numbers = "".join(
+        f'<td class="pl-num">{n or "–"}</td>'
+        for n in (f"{k:,}" if k else "" for k in (shape.replays, shape.captures, shape.eager))
+    )
+    return (
+        f'<tr><th scope="row" title="{escape(title)}">{f"{shape.rows:,}" if shape.rows else "others"}</th><td>{shape.logits:,}</td>'
+        f'<td class="pl-left" style="text-align:left">{share}</td>{numbers}'
+        f"<td>{shape.waste:.0%}</td><td>{nbytes(shape.nbytes) if shape.held else '–'}</td>"
+        f'<td class="pl-tokens">{escape(why)}</td></tr>'
+    )
+
+
+def _planner(report: ShapesReport) -> str:
+    planned = report.planned
+    if planned is None:
+        return ""
+    saved = planned.declared_padding_rows - planned.padding_rows
+    if saved > 0:
+        gain = f"{count(saved, 'padding row')} fewer"
+        gain += (
+            f", {seconds(planned.saved_s)} saved by measured costs"
+            if planned.saved_s is not None and planned.saved_s > 0
+            else ""
+        )
+        verdict = f"<b>{count(len(planned.buckets), 'bucket')} placed where the traffic is: {gain}.</b>"
+    else:
+        verdict = "<b>The declared buckets already fit this traffic: nothing is padded in vain.</b>"
+    uncovered = (
+        f" {count(planned.declared_uncovered, 'step')} had more rows than the largest declared bucket."
+        if planned.declared_uncovered
+        else ""
+    )
+    drawing = _demand(report)
+    alt = f"Steps by the token rows that they asked for, with the declared and the better buckets. {planned.text}"
+    buckets = (
+        f'<table class="pl-lesson"><tbody><tr><th scope="row" class="pl-left">Declared</th><td class="pl-left pl-wrap">{_listed(planned.declared)}</td></tr>'
+        f'<tr><th scope="row" class="pl-left">Better</th><td class="pl-left pl-wrap">{_listed(planned.buckets)}</td></tr></tbody></table>'
+    )
+    return _titled("Better buckets", f"<p>{verdict}{uncovered}</p>{image(drawing, alt)}{buckets}{_choices(report)}")
+
+
+def _listed(buckets: Sequence[int]) -> str:
+    """Runs of neighbours as ranges."""
+    runs: list[list[int]] = []
+    for rows in buckets:
+        if runs and rows == runs[-1][-1] + 1:
+            runs[-1].append(rows)
+        else:
+            runs.append([rows])
+    told = [
+        f"{run[0]:,}" if len(run) == 1 else f"{run[0]:,}–{run[-1]:,}" if len(run) > 2 else f"{run[0]:,}, {run[1]:,}"
+        for run in runs
+    ]
+    return ", ".join(told[:40]) + (f" and {len(told) - 40} more" if len(told) > 40 else "")
+
+
+def _choices(report: ShapesReport) -> str:
+    """What fewer or more buckets would pad: the trade between captures and waste."""
+    common = sorted(report.demand, key=lambda rows: -report.demand[rows])[:_SIZES]
+    demand = {rows: report.demand[rows] for rows in sorted(common)}
+    real = sum(rows * steps for rows, steps in demand.items())
+    assert report.planned is not None, "a demand has a plan"
+    present = Coverage(report.planned.declared)
+    lines, before = [], 0
+    for most in _CHOICES:
+        plan = plan_buckets(demand, most, present)
+        padding = sum(use.padding_rows for use in plan.uses)
+        if len(plan.buckets) == before:
+            break
+        before = len(plan.buckets)
+        lines.append(
+            f"<tr><td>{before}</td><td>{meter(padding / max(1, real + padding), 'padding', 10) if padding else ''}{percent(padding, real + padding)}</td>"
+            f'<td>{padding:,}</td><td class="pl-left pl-wrap">{_listed(plan.buckets)}</td></tr>'
+        )
+    return (
+        '<table class="pl-lesson pl-choices"><thead><tr><th scope="col">Buckets</th><th scope="col">Padding</th><th scope="col">Rows padded</th>'
+        f'<th scope="col" class="pl-left">Best placed at</th></tr></thead><tbody>{"".join(lines)}</tbody></table>'
+    )
+
+
+def _demand(report: ShapesReport) -> str:
+    """Steps by the rows that they asked for, over a scale that gives small sizes room; buckets as ticks below."""
+    planned = report.planned
+    declared, better = (planned.declared, planned.buckets) if planned else ((), ())
+    largest = max([*report.demand, *better, 1])
+    width, left, top, base = 640, 66, 18, 96
+
+    def across(rows: float) -> float:
+        return left + (width - left - 12) * np.log2(1 + rows) / np.log2(1 + largest)
+
+    most = max(report.demand.values())
+    columns = bars(
+        (across(rows) - 1.5, base - 76 * steps / most, 3, max(1.0, 76 * steps / most))
+        for rows, steps in report.demand.items()
+    )
+    ticks = [rows for rows in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096) if rows <= largest]
+    labels = "".join(text(across(rows), base + 14, f"{rows:,}", "text-anchor='middle'") for rows in ticks)
+    marks = _ticks([across(rows) for rows in declared if rows <= largest], base + 24, GRAPHS["padding"].light)
+    marks += _ticks([across(rows) for rows in better], base + 40, GRAPHS["replay"].light)
+    words = (
+        text(left - 8, base + 33, "declared", "text-anchor='end'")
+        + text(left - 8, base + 49, "better", "text-anchor='end'")
+        + text(left - 8, base + 14, "rows", "text-anchor='end'")
+        + text(left - 8, top + 8, f"{most:,}", "text-anchor='end'")
+        + text(left - 8, top + 20, "steps", "text-anchor='end'")
+    )
+    axis = path(f"M{left} {base}H{width - 6}", f"stroke='{FAINT}'")
+    return svg(width, base + 58, axis + path(columns, f"fill='{GRAPHS['capture'].light}'") + labels + marks + words)
+
+
+def _ticks(places: Sequence[float], y: float, colour: str) -> str:
+    return path("".join(f"M{x:.1f} {y}v10" for x in places), f"stroke='{colour}' stroke-width='2'")
+
+
+def _titled(title: str, html: str) -> str:
+    return f'<h4 class="pl-title">{title}</h4>{html}'
+
+
+def bucket_report(demand: dict[int, int], declared: Coverage) -> Any:
+    """As the engine's report has it, by padded rows alone: a record holds no costs."""
+    from power_lab.engine.shapes_report import planned
+    from power_lab.engine.speculation.width.costs import MeasuredCosts
+
+    return planned(demand, declared, MeasuredCosts())

@@ -1,0 +1,59 @@
+
+/** The box that looks a prompt up; it stays out of the body, so that a refresh never takes what is being typed. */
+extras.push((root, body, model, signal) => {
+  const form = element("form", "pl-ask");
+  const label = (text, input, name) => {
+    const holder = element("label", name);
+    holder.append(text, input);
+    form.append(holder);
+    return input;
+  };
+  const prompt = label("Where would this prompt hit?", element("textarea", ""), "pl-prompt");
+  prompt.rows = 2;
+  prompt.placeholder = "Type or paste a prompt; Ctrl+Enter looks it up";
+  const key = label("cache_key", element("input", ""), "");
+  key.type = "text";
+  key.placeholder = "default";
+  const raw = element("input", "");
+  raw.type = "checkbox";
+  label("", raw, "pl-flat").after();
+  raw.parentElement.append("raw text, no chat template");
+  const button = element("button", "", "Look up");
+  button.type = "submit";
+  const said = element("output", "");
+  form.append(button, said);
+  form.dataset.lmSuppressShortcuts = "true"; // keys typed here are no commands of the notebook
+  root.insertBefore(form, body);
+
+  let waiting = 0;
+  const ask = (event) => {
+    event?.preventDefault();
+    if (!prompt.value) return;
+    clearTimeout(waiting);
+    said.textContent = "Looking up";
+    waiting = setTimeout(() => (said.textContent = "No answer from the kernel: busy or gone."), PATIENCE);
+    try {
+      model.send({ kind: "lookup", prompt: prompt.value, cache_key: key.value, chat: raw.checked ? false : null });
+    } catch {
+      clearTimeout(waiting);
+      said.textContent = "Disconnected from the kernel; this is the last snapshot.";
+    }
+  };
+  const answer = (message) => {
+    if (message.kind !== "looked") return;
+    clearTimeout(waiting);
+    said.textContent = message.html ? "" : message.message;
+    if (message.html) replace(body, message.html);
+  };
+  form.addEventListener("submit", ask, { signal });
+  form.addEventListener("keydown", (event) => {
+    event.stopPropagation();
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) ask(event);
+  }, { signal });
+  model.on("msg:custom", answer);
+  signal.addEventListener("abort", () => {
+    clearTimeout(waiting);
+    model.off("msg:custom", answer);
+    form.remove();
+  });
+});
