@@ -430,7 +430,8 @@ class Scheduler:
     ) -> Span:
         request.blocks.extend(fresh)
         if resume and request.id in ahead and ahead[request.id].sampled:
-            count, blocks = 1 + len(drafts), tuple(request.blocks)
+            count = 1 + len(drafts)
+            blocks = tuple(request.blocks[: blocks_for(start + count)])  # others are given back with the step before
             return Span(request.id, start, (UNKNOWN,) * count, len(drafts), count, blocks, ahead[request.id].span)
         tokens = request.tokens[start:end]
         whole = end == len(request.tokens)

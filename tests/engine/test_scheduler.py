@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from power_lab.engine import prefix
 from power_lab.engine.blocks import BlockPool
-from power_lab.engine.plan import StepPlan
+from power_lab.engine.plan import UNKNOWN, Span, StepPlan
 from power_lab.engine.request import Finish, Request, SamplingParams
 from power_lab.engine.scheduler import Limits, Outcome, Scheduler
 from power_lab.engine.speculation.transaction import match
@@ -141,18 +141,41 @@ def test_every_schedule_gives_the_same_tokens(
 
 
 class Behind:
-    """A toy that runs steps in the order of their launch, as late as somebody waits for one; ids below 0 are draws of the step before."""
+    """A toy that runs steps in the order of their launch, as late as somebody waits for one; ids below 0 are draws of the step before.
 
-    def __init__(self, toy: Toy) -> None:
-        self.toy = toy
+    Spans that resume begin where those of the step before leave off, with drafts that are made here.
+
+    Attributes:
+        drafts: of each span of the last step.
+    """
+
+    def __init__(self, toy: Toy, rng: random.Random) -> None:
+        self.toy, self._rng = toy, rng
         self.last: list[int] = []
+        self.drafts: list[tuple[int, ...]] = []
+        self._marks: list[tuple[int, int]] = []
 
     def run(self, plan: StepPlan) -> list[list[int]]:
         replace = msgspec.structs.replace
-        spans = [replace(s, tokens=tuple(t if t >= 0 else self.last[-t - 1] for t in s.tokens)) for s in plan.spans]
+        spans = [self._known(span) for span in plan.spans]
+        self.drafts = [span.tokens[span.rows - span.drafts :] for span in spans]
         draws = self.toy.run(replace(plan, spans=tuple(spans)))
         self.last = [token for targets in draws for token in targets]
+        self._marks = []
+        for span, drafts, targets in zip(spans, self.drafts, draws, strict=True):
+            kept = next((at for at, (a, b) in enumerate(zip(drafts, targets, strict=False)) if a != b), len(drafts))
+            self._marks.append((span.start + span.rows - span.drafts + kept, targets[kept]) if targets else (0, 0))
         return draws
+
+    def _known(self, span: Span) -> Span:
+        replace = msgspec.structs.replace
+        if span.resumes < 0:
+            return replace(span, tokens=tuple(t if t >= 0 else self.last[-t - 1] for t in span.tokens))
+        start, token = self._marks[span.resumes]
+        context = [self.toy.pages[span.blocks[i // 64]][i % 64] for i in range(start)] + [token]
+        for _ in range(span.drafts):
+            context.append(next_token(context) if self._rng.random() < 0.7 else self._rng.randrange(VOCAB))
+        return replace(span, start=start, tokens=tuple(context[start:]))
 
 
 @settings(max_examples=80, deadline=None)
@@ -164,6 +187,7 @@ class Behind:
     shape=st.lists(st.tuples(st.integers(1, 200), st.integers(1, 70), st.booleans()), min_size=1, max_size=6),
     spare=st.integers(0, 6),
     drafting=st.sampled_from([0.0, 0.0, 0.3]),
+    resuming=st.sampled_from([0.0, 0.5, 1.0]),
 )
 def test_steps_planned_ahead_give_the_same_tokens(
     seed: int,
@@ -173,13 +197,14 @@ def test_steps_planned_ahead_give_the_same_tokens(
     shape: list[tuple[int, int, bool]],
     spare: int,
     drafting: float,
+    resuming: float,
 ) -> None:
     """Requests end at a token of their own while the next step is in flight, are cancelled, preempted, and steps are given up."""
     rng = random.Random(seed)
     shared = [rng.randrange(VOCAB) for _ in range(200)]
     most = max(length + emit for length, emit, _ in shape)
     total = 1 + -(-most // 64) + spare
-    scheduler, behind = make(total, step_tokens, max_batch, reuse), Behind(Toy(total))
+    scheduler, behind = make(total, step_tokens, max_batch, reuse), Behind(Toy(total), rng)
     requests, ends = [], {}
     for number, (length, emit, common) in enumerate(shape):
         prompt = shared[:length] if common else [rng.randrange(VOCAB) for _ in range(length)]
@@ -203,7 +228,12 @@ def test_steps_planned_ahead_give_the_same_tokens(
             for r in scheduler.running:
                 drafts = r.params.speculate != "off"
                 r.drafts = guess(rng, r, scheduler.draft_room(r)) if drafts else ()
-        plan = scheduler.plan()
+        resume = len(flights) == 1 and any(span.sampled for span in flights[0].spans) and rng.random() < resuming
+        if resume:
+            rooms = scheduler.resumed_rooms()
+            for r in scheduler.running:
+                r.drafts = (UNKNOWN,) * rng.randint(0, rooms.get(r.id, 0))
+        plan = scheduler.plan(resume=resume)
         if plan is not None:
             flights.append(plan)
         if rng.random() < 0.05:
@@ -211,7 +241,9 @@ def test_steps_planned_ahead_give_the_same_tokens(
                 scheduler.abort(flights.pop())
         elif flights and (len(flights) == 2 or plan is None or rng.random() < 0.3):
             done = flights.pop(0)
-            scheduler.commit(done, ended_by(scheduler, done, behind.run(done), ends))
+            draws = behind.run(done)
+            done = scheduler.resolve(done, behind.drafts)
+            scheduler.commit(done, ended_by(scheduler, done, draws, ends))
         scheduler.check()
         if scheduler.idle and not pending:
             break
