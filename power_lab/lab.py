@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from power_lab.run import Run
     from power_lab.tables import Decisions, Memory, Status
     from power_lab.widgets.inspect import Inspect
+    from power_lab.widgets.watch import Watch
 
 IN_FLIGHT = 64  # requests of one generate_many call at a time
 
@@ -57,6 +58,7 @@ class Lab:
         self._engine: RemoteEngine | None = None
         self._lock = threading.RLock()
         self.last: Run | None = None
+        self._watch: Watch | None = None
 
     @cached_property
     def _paths(self) -> Paths:
@@ -280,6 +282,23 @@ class Lab:
         from power_lab.widgets.inspect import Inspect
 
         return Inspect(self)
+
+    def watch(self, hz: float = 10.0) -> Watch:
+        """A live dashboard of the engine; it starts none. Calling again closes the one before.
+
+        Args:
+            hz: samples a second while a page shows it, 1..20. Hidden, it asks for none.
+        """
+        from power_lab.widgets.watch import HostSource, Watch
+
+        if self._watch is not None:
+            self._watch.close()
+        self._watch = Watch(HostSource(self._paths, self._settings), self._engine_key, hz)
+        return self._watch
+
+    def _engine_key(self) -> str:
+        engine = self._engine
+        return engine.key if engine is not None else ""
 
     def models(self, *folders: str | PathLike[str]) -> Models:
         """The models of this machine: the catalogue's, our own, those in other programs' caches and in the given folders."""

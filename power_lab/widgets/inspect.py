@@ -6,12 +6,17 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from power_lab.engine.request import Prompt
     from power_lab.run import Run
     from power_lab.widgets.acceptance import Acceptance
     from power_lab.widgets.blocks import Blocks
+    from power_lab.widgets.lens import Lens
+    from power_lab.widgets.prefixes import Prefixes
+    from power_lab.widgets.shapes import Shapes
+    from power_lab.widgets.timeline import Timeline
     from power_lab.widgets.view import View
 
-_OPEN = {"Acceptance": 16, "Blocks": 4}  # views that stay alive; older ones close, and what they show stays on the page
+_OPEN = {"Acceptance": 16, "Blocks": 4, "Timeline": 8, "Lens": 8, "Shapes": 4, "Prefixes": 4}  # views that stay alive; older ones close, and what they show stays on the page
 
 
 class Inspect:
@@ -36,6 +41,33 @@ class Inspect:
 
         return self._keep(Acceptance(run, rows=rows))
 
+    def timeline(self, run: Run | None = None, *, last: int = 4096, live: bool = False) -> Timeline:
+        """Engine steps along time: prefill, decode and verify rows, requests, preemptions, device work, and when nothing ran.
+
+        Args:
+            run: show the steps that this finished run took part in, by its own record; None for the engine's latest ones.
+            last: most steps shown.
+            live: of the engine's: ask every second while the view can be seen.
+        """
+        from power_lab.widgets.timeline import Timeline
+
+        if run is not None:
+            return self._keep(Timeline(run=run, last=last))
+        return self._keep(Timeline(self._source().steps, last=last, live=live))
+
+    def lens(self, run: Run, *, round: int | None = None, row: int | None = None, top: int = 10) -> Lens:
+        """Target and draft at one position of a run: both distributions, the noise of the draw, why the draft was kept or not.
+
+        Args:
+            run: a finished run of the engine in use, which computes the position again.
+            round: of the run; the first one with a refused draft if None.
+            row: of the round, from 0; where a draft was refused if None.
+            top: candidates shown, 1 to 64.
+        """
+        from power_lab.widgets.lens import Lens
+
+        return self._keep(Lens(self._source().lens, run, round=round, row=row, top=top))
+
     def blocks(self, live: bool = False) -> Blocks:
         """The engine's KV blocks: free, in use, shared, cached, and whose they are.
 
@@ -46,16 +78,59 @@ class Inspect:
         """
         from power_lab.widgets.blocks import Blocks
 
-        # The engine of this moment and not the lab: a lab loads its engine again when asked, and a view that is left open must never
-        # bring back what the user has shut down.
-        source = getattr(self._lab, "engine", self._lab)
-        return self._keep(Blocks(source.blocks, live=live))
+        source = self._source()
+        return self._keep(Blocks(source.blocks, live=live, prefixes=getattr(source, "prefixes", None)))
+
+    def shapes(self, *runs: Run, live: bool = False) -> Shapes:
+        """Graph shapes: replayed, captured, eager and why, what padding wastes, and the row buckets that would serve the traffic better.
+
+        Args:
+            runs: look at what these recorded runs would have asked of the engine's buckets, and not at the engine's own steps.
+            live: ask every second while the view can be seen.
+        """
+        from power_lab.engine.shapes import Coverage
+        from power_lab.widgets.shapes import Shapes, report_of
+
+        source = self._source()
+        if not runs:
+            return self._keep(Shapes(source.shapes, live=live))
+        present = source.shapes().planned
+        records = [run.record for run in runs]
+        if present is not None:
+            declared = Coverage(present.declared)
+        else:
+            most = max((step.rows for record in records for step in record.steps), default=1)
+            declared = Coverage.standard(max(1, most))
+        recorded = report_of(records, declared)
+        return self._keep(Shapes(lambda: recorded, refreshable=False))
+
+    def prefixes(
+        self, prompt: Prompt | None = None, *, chat: bool | None = None, cache_key: str = "", live: bool = False
+    ) -> Prefixes:
+        """The prefix tree with what it has saved and what is evicted next, and a box that says where a prompt would hit.
+
+        Args:
+            prompt: looked up at once, so that a saved notebook shows the answer; chat, cache_key: as of `generate`.
+            live: ask every second while the view can be seen.
+        """
+        from power_lab.widgets.prefixes import Prefixes
+
+        source = self._source()
+        view = self._keep(Prefixes(source.prefixes, source.lookup, live=live))
+        if prompt is not None:
+            view.lookup(prompt, chat=chat, cache_key=cache_key)
+        return view
 
     def close(self) -> None:
         """Close all views; what they show on the page stays."""
         for views in self._views.values():
             while views:
                 views.popleft().close()
+
+    def _source(self) -> Any:
+        """The engine of this moment and not the lab: a lab loads its engine again when asked, and a view that is left open must never
+        bring back what the user has shut down."""
+        return getattr(self._lab, "engine", self._lab)
 
     def _keep(self, view: Any) -> Any:
         kind = type(view).__name__

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from os.path import commonprefix
 
 from power_lab.engine.vitals import PrefixNode, PrefixTree
 
@@ -14,11 +15,13 @@ class Stretch:
 
     Attributes:
         level: forks above it; lead: the lines of the tree in front of it.
+        alike: characters at its beginning that are the same in all that go on from the same block.
     """
 
     nodes: tuple[PrefixNode, ...]
     level: int
     lead: str
+    alike: int = 0
 
     @property
     def first(self) -> PrefixNode:
@@ -73,19 +76,26 @@ def stretches(tree: PrefixTree) -> list[Stretch]:
     for siblings in children.values():
         siblings.sort(key=lambda node: (-node.tokens_saved, node.namespace, node.block))
     out: list[Stretch] = []
-    todo = [(root, 0, "", "") for root in reversed(children.get("", ()))]
+    roots = children.get("", [])
+    todo = [(root, 0, "", "", _same(roots)) for root in reversed(roots)]
     seen: set[str] = set()
     while todo:
-        node, level, lead, below = todo.pop()
+        node, level, lead, below, alike = todo.pop()
         if node.hash in seen:  # a hash that is told of twice
             continue
         run = _run(node, children, seen)
-        out.append(Stretch(tuple(run), level, lead))
+        out.append(Stretch(tuple(run), level, lead, alike))
         following = [child for child in children.get(run[-1].hash, ()) if child.hash not in seen]
         for at, child in reversed(list(enumerate(following))):
             last = at == len(following) - 1
-            todo.append((child, level + 1, below + ("└ " if last else "├ "), below + ("  " if last else "│ ")))
+            todo.append(
+                (child, level + 1, below + ("└ " if last else "├ "), below + ("  " if last else "│ "), _same(following))
+            )
     return out
+
+
+def _same(siblings: Sequence[PrefixNode]) -> int:
+    return len(commonprefix([node.piece for node in siblings])) if len(siblings) > 1 else 0
 
 
 def _run(node: PrefixNode, children: dict[str, list[PrefixNode]], seen: set[str]) -> list[PrefixNode]:

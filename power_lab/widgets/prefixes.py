@@ -151,7 +151,7 @@ class Prefixes(View):
         )
 
     def body(self) -> str:
-        style = f"<style>{(_STATIC / 'prefixes.css').read_text(encoding='utf-8')}</style>"
+        style = f"<style>{(_STATIC / 'engine.css').read_text(encoding='utf-8')}</style>"
         found = lookup_html(self.found, self._tree.block_tokens) if self.found is not None else ""
         return style + _body(self._tree, found)
 
@@ -269,7 +269,8 @@ def _table(tree: PrefixTree, lines: list[Stretch]) -> str:
 
 def _line(line: Stretch, most: int, namespaces: bool) -> str:
     piece = "".join(node.piece for node in line.nodes[:2])
-    name = visible(piece[:44]) if piece else f"<i>{line.first.hash[:8]}</i>"
+    begin = line.alike - 4 if line.alike > 12 and line.alike < len(piece) else 0  # where it parts from its siblings
+    name = ("…" if begin else "") + visible(piece[begin : begin + 44]) if piece else f"<i>{line.first.hash[:8]}</i>"
     if namespaces and not line.level:
         name = f"<b>{escape(line.first.namespace or 'default')}</b> {name}"
     links = "".join(_link(node) for node in line.nodes[:_LINKS])

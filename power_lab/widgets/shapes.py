@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from html import escape
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from power_lab.engine.trace import RunRecord
 
 SCHEMA = "power-lab.shapes/1"
+_STATIC = files("power_lab.widgets") / "static"
 _ROWS = 60  # shapes listed
 _SIZES = 256  # row counts that buckets are compared for; planning is quadratic in them
 _CHOICES = (1, 2, 4, 8, 16, 32)  # how many buckets are compared
@@ -105,7 +107,7 @@ class Shapes(View):
         )
 
     def body(self) -> str:
-        return _body(self._report)
+        return f"<style>{(_STATIC / 'engine.css').read_text(encoding='utf-8')}</style>" + _body(self._report)
 
     def picture(self) -> str:
         return _demand(self._report) if self._report.demand else ""
@@ -224,9 +226,10 @@ def _table(report: ShapesReport) -> str:
     }
     used = sorted(report.shapes, key=lambda shape: -(shape.replays + shape.captures + shape.eager))
     listed = sorted(used[:_ROWS], key=lambda shape: (shape.rows, shape.logits, shape.sampling))
+    reasons = list(dict.fromkeys(why for shape in used for why in shape.why))
     most = max(1, max(shape.replays + shape.captures + shape.eager for shape in used))
     head = "".join(
-        f'<th scope="col" title="{title}"{" class=pl-tokens" if name == "Why eager" else ""}>{name}</th>'
+        f'<th scope="col" title="{title}"{" class=pl-left" if name == "Why eager" else ""}>{name}</th>'
         for name, title in (
             ("Rows", "token rows of the shape"),
             ("Logits", "rows that tokens are drawn from"),
@@ -239,17 +242,29 @@ def _table(report: ShapesReport) -> str:
             ("Why eager", "reasons of eager steps"),
         )
     )
-    body = "".join(_shape(shape, most) for shape in listed)
+    body = "".join(_shape(shape, most, reasons) for shape in listed)
     more = f'<p class="pl-note">{count(len(used) - _ROWS, "rarer shape")} not listed.</p>' if len(used) > _ROWS else ""
     box = (
         '<div class="pl-scroll" tabindex="0" role="region" aria-label="Graph shapes" style="max-height:26em;overflow:auto">'
         f'<table class="pl-rounds pl-shapes"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
     )
-    return _titled("Shapes", legend(GRAPHS, sums) + box + more)
+    return _titled("Shapes", legend(GRAPHS, sums) + box + more + _reasons(used, reasons))
 
 
-def _shape(shape: ShapeRow, most: int) -> str:
-    why = "; ".join(f"{reason} ({steps:,})" for reason, steps in {**shape.why, **shape.apart}.items())
+def _reasons(shapes: Sequence[ShapeRow], reasons: Sequence[str]) -> str:
+    """What the numbers in the table stand for, and what kept sampling out of graphs."""
+    lines = [f"[{at}] {escape(reason)}" for at, reason in enumerate(reasons, 1)]
+    apart: Counter[str] = Counter()
+    for shape in shapes:
+        apart.update(shape.apart)
+    lines += [
+        f"Sampling ran after the graph in {count(steps, 'step')}: {escape(why)}" for why, steps in apart.most_common()
+    ]
+    return "".join(f'<p class="pl-note pl-why">{one}.</p>' for one in lines)
+
+
+def _shape(shape: ShapeRow, most: int, reasons: Sequence[str]) -> str:
+    why = " ".join(f"{steps:,} × [{reasons.index(reason) + 1}]" for reason, steps in shape.why.items())
     share = "".join(
         meter(steps / most, kind, 8).replace("</span> ", "</span>")
         for kind, steps in (("replay", shape.replays), ("capture", shape.captures), ("eager", shape.eager))
@@ -264,7 +279,7 @@ def _shape(shape: ShapeRow, most: int) -> str:
         f'<tr><th scope="row" title="{escape(title)}">{f"{shape.rows:,}" if shape.rows else "others"}</th><td>{shape.logits:,}</td>'
         f'<td class="pl-left" style="text-align:left">{share}</td>{numbers}'
         f"<td>{shape.waste:.0%}</td><td>{nbytes(shape.nbytes) if shape.held else '–'}</td>"
-        f'<td class="pl-tokens">{escape(why)}</td></tr>'
+        f'<td class="pl-left">{why or "–"}</td></tr>'
     )
 
 
@@ -331,7 +346,7 @@ def _choices(report: ShapesReport) -> str:
             f'<td>{padding:,}</td><td class="pl-left pl-wrap">{_listed(plan.buckets)}</td></tr>'
         )
     return (
-        '<table class="pl-lesson pl-choices"><thead><tr><th scope="col">Buckets</th><th scope="col">Padding</th><th scope="col">Rows padded</th>'
+        '<table class="pl-lesson pl-options"><thead><tr><th scope="col">Buckets</th><th scope="col">Padding</th><th scope="col">Rows padded</th>'
         f'<th scope="col" class="pl-left">Best placed at</th></tr></thead><tbody>{"".join(lines)}</tbody></table>'
     )
 

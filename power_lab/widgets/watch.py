@@ -1,0 +1,227 @@
+"""The live dashboard: what the engine does now, at up to 20 samples a second, also while a cell runs."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, Protocol
+
+import traitlets
+
+from power_lab.engine.subscription import checked
+from power_lab.engine.vitals import EngineVitals, Vitals
+from power_lab.errors import ConfigError, HostUnavailable, PowerLabError
+from power_lab.widgets.history import FIELDS, History
+from power_lab.widgets.view import View
+from power_lab.widgets.watch_page import page, picture
+
+if TYPE_CHECKING:
+    import xarray
+
+    from power_lab.engine.config import HostSettings, Paths
+
+KEPT_S = 120  # seconds of history
+UNASKED_S = 10.0  # samples go on so long without a page that shows them
+LEASE = 60  # seconds in which the kernel was free and a page said nothing: the page is gone
+FIRST_S = 0.5  # how long the static view waits for its first samples
+_STATIC = files("power_lab.widgets") / "static"
+
+
+class Handle(Protocol):
+    def close(self) -> None: ...
+
+
+class Source(Protocol):
+    """Where samples come from. Raises PowerLabError where there is nothing to watch; starts nothing."""
+
+    def __call__(
+        self, on_vitals: Callable[[Vitals], None], hz: float, on_end: Callable[[PowerLabError], None]
+    ) -> Handle: ...
+
+
+class HostSource:
+    """Samples over an observer's connection of their own: it holds no lease, and lives as long as the host."""
+
+    def __init__(self, paths: Paths, settings: HostSettings) -> None:
+        self._paths, self._settings = paths, settings
+
+    def __call__(
+        self, on_vitals: Callable[[Vitals], None], hz: float, on_end: Callable[[PowerLabError], None]
+    ) -> Handle:
+        from power_lab.engine.host.client import HostClient
+
+        client = HostClient.find(self._paths, self._settings)
+        if client is None:
+            raise HostUnavailable("No engine is running.", 'lab.load("smollm2") or lab.generate("Hello") starts one.')
+        try:
+            client.subscribe(on_vitals, hz, on_end)
+        except BaseException:
+            client.close()
+            raise
+        return client  # its close ends the subscription, too
+
+
+class Watch(View):
+    """Tiles with numbers and their last two minutes, memory and blocks as bars.
+
+    Samples are asked for while a page shows the view and for ten seconds after it was made; hidden views cost nothing.
+
+    Args:
+        source: of samples. key: the engine to show, "" for the first one. hz: samples a second, 1..20.
+
+    Attributes:
+        facts: state (`none`, `loading`, `live`, `ended`), message, and what runs. frame: the latest sample, float64 in the order of `FIELDS`.
+    """
+
+    _esm = (_STATIC / "watch.js").read_text(encoding="utf-8")
+
+    rows = "sample"
+    facts = traitlets.Dict().tag(sync=True)
+    frame = traitlets.Bytes(b"").tag(sync=True)
+    fields = traitlets.List(list(FIELDS)).tag(sync=True)
+    hz = traitlets.Float(10.0).tag(sync=True)
+    kept = traitlets.Int(KEPT_S).tag(sync=True)
+
+    def __init__(self, source: Source, key: Callable[[], str] = lambda: "", hz: float = 10.0) -> None:
+        if not 1 <= checked(hz):
+            raise ConfigError("hz", f"{hz} is too slow to tell within two seconds that an engine is gone", "Use 1..20.")
+        self._source, self._key = source, key
+        self._lock = threading.RLock()
+        self._feed: Handle | None = None
+        self._pages: dict[str, int] = {}  # those that show the view -> free seconds since they were heard
+        self._heard = self._turned = time.monotonic()
+        self._turning = False
+        self._shown = threading.Event()
+        self.history = History(int(KEPT_S * hz))
+        try:
+            self._loop: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
+        except RuntimeError:
+            self._loop = None
+        super().__init__(hz=hz, facts={"state": "none", "message": ""})
+        self._begin()
+        if self._feed is not None:
+            self._shown.wait(FIRST_S)
+
+    @property
+    def asking(self) -> bool:
+        """Whether samples are asked for now."""
+        return self._feed is not None
+
+    def close(self) -> None:
+        self._stop()
+        super().close()
+
+    # --- samples ----------------------------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        with self._lock:
+            if self._feed is not None:
+                return
+            try:
+                self._feed = self._source(self._on_vitals, self.hz, self._on_end)
+            except PowerLabError as error:
+                self._tell({"state": "none", "message": str(error)})
+
+    def _stop(self) -> None:
+        with self._lock:
+            feed, self._feed = self._feed, None
+        if feed is not None:
+            feed.close()
+
+    def _on_end(self, error: PowerLabError) -> None:
+        self._stop()
+        self._tell({**self.facts, "state": "ended", "message": str(error)})
+
+    def _on_vitals(self, vitals: Vitals) -> None:
+        """On the reader's thread, which also sends: a busy cell holds neither up."""
+        if self._feed is None and self._shown.is_set():
+            return  # a sample that was on its way when the feed was closed
+        engine = vitals.of(self._key()) or next(iter(vitals.engines), None)
+        if engine is None:
+            self._tell({"state": "none", "message": 'The host has no engine. lab.load("smollm2") loads one.'})
+        else:
+            row = self.history.add(vitals, engine)
+            self._tell(_facts(vitals, engine))
+            self.frame = row.astype("<f8").tobytes()
+        if len(self.history) > 1 or engine is None:
+            self._shown.set()
+        self._tend()
+
+    def _tell(self, facts: dict[str, Any]) -> None:
+        if facts != self.facts:
+            self.facts = facts
+
+    # --- pages ------------------------------------------------------------------------------------------------------------------
+
+    def asked(self, kind: str, content: dict[str, Any]) -> None:
+        name = content.get("page")
+        if kind != "watch" or not isinstance(name, str) or len(name) > 64:
+            return
+        with self._lock:
+            known = name in self._pages
+            if content.get("on"):
+                if not known and len(self._pages) >= 16:
+                    self._pages.pop(next(iter(self._pages)))
+                self._pages[name] = 0
+                self._begin()
+            else:
+                self._pages.pop(name, None)
+                if not self._pages:
+                    self._stop()
+            self._heard = time.monotonic()
+        if content.get("on") and not known:
+            self.send({"kind": "history"}, [self.history.table.astype("<f8").tobytes()])
+
+    def _tend(self) -> None:
+        """Once a second: nobody looks for a while, nobody is asked. A page counts as gone only by seconds in which the kernel was free."""
+        now = time.monotonic()
+        if now - self._turned < 1.0:
+            return
+        self._turned = now
+        if not self._pages and now - self._heard > UNASKED_S:
+            self._stop()
+        elif self._loop is not None and not self._turning and not self._loop.is_closed():
+            self._turning = True
+            self._loop.call_soon_threadsafe(self._turn)
+
+    def _turn(self) -> None:
+        with self._lock:
+            self._turning = False
+            self._pages = {name: free + 1 for name, free in self._pages.items() if free < LEASE}
+
+    # --- the view ---------------------------------------------------------------------------------------------------------------
+
+    @property
+    def dataset(self) -> xarray.Dataset:
+        """The history, at most two minutes of it: dimension `sample`."""
+        return self.history.dataset()
+
+    def summary(self) -> str:
+        if not len(self.history):
+            return f"Watch: {self.facts.get('message') or 'no sample yet'}"
+        rate, running, waiting = (self.history.column(name)[-1] for name in ("tokens_per_s", "running", "waiting"))
+        return f"Watch {self.facts.get('model', '')}: {rate:.1f} tokens/s, {running:.0f} running, {waiting:.0f} waiting"
+
+    def body(self) -> str:
+        return page(self.facts, self.history, (_STATIC / "watch.css").read_text(encoding="utf-8"))
+
+    def picture(self) -> str:
+        return picture(self.history)
+
+
+def _facts(vitals: Vitals, engine: EngineVitals) -> dict[str, Any]:
+    others = [one.model for one in vitals.engines if one.engine != engine.engine]
+    loading = engine.state != "ready"
+    return {
+        "state": "loading" if loading else "live",
+        "message": engine.stage if loading else "",
+        "model": engine.model,
+        "device": engine.device if engine.device == vitals.device.name else f"{engine.device} ({vitals.device.name})",
+        "mode": engine.mode,
+        "drafter": engine.drafter,
+        "others": others[:8],
+        "clients": len(engine.clients),
+    }
