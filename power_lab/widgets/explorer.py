@@ -62,7 +62,7 @@ class Choices:
         params = run.record.params
         given = params.get("width")
         own = str(params.get("speculate", "off")), given if isinstance(given, int) else 0
-        widths = sorted({*(_WIDTHS if len(run.tokens) <= _LONG else _FEW), *([own[1]] if own[1] else [])})
+        widths: list[int] = sorted({*(_WIDTHS if len(run.tokens) <= _LONG else _FEW), *([own[1]] if own[1] else [])})
         names = dict.fromkeys((own[0], *run.record.drafts, *drafters))
         found: dict[str, dict[int, WhatIf]] = {}
         why = ""

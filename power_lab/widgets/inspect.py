@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from power_lab.widgets.timeline import Timeline
     from power_lab.widgets.view import View
 
-_OPEN = {"Acceptance": 16, "Blocks": 4, "Timeline": 8, "Lens": 8, "Shapes": 4, "Prefixes": 4}  # views that stay alive; older ones close, and what they show stays on the page
+# Views that stay alive; older ones close, and what they show stays on the page.
+_OPEN = {"Acceptance": 16, "Blocks": 4, "Timeline": 8, "Lens": 8, "Shapes": 4, "Prefixes": 4}
 
 
 class Inspect:

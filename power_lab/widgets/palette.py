@@ -106,12 +106,54 @@ STEPS: dict[str, Mark] = {
     mark.name: mark
     for mark in (
         Mark("prefill", "prefill", "Rows of prompts.", "›", "#756000", "#dcc04e", "solid"),
-        Mark("decode", "decode", "One row a request: its next token, nothing drafted.", "·", "#0062a8", "#6cb8f5", "solid"),
+        Mark(
+            "decode",
+            "decode",
+            "One row a request: its next token, nothing drafted.",
+            "·",
+            "#0062a8",
+            "#6cb8f5",
+            "solid",
+        ),
         Mark("verify", "verify", "Rows of drafts, that the target checks.", "≡", "#00735c", "#45cfa8", "solid"),
         Mark("running", "running", "Requests that have blocks.", "■", "#96407a", "#e79dca", "solid"),
         Mark("waiting", "waiting", "Requests in the queue.", "□", "#5a626b", "#a9b2bc", "dashed"),
-        Mark("preempted", "preempted", "A request gave its blocks up, and will compute again.", "✕", "#ab4300", "#ff9d5c", "dotted"),
-        Mark("gap", "no step in flight", "Nothing ran: the host was at work, or there was nothing to do.", "╱", "#ab4300", "#ff9d5c", "dashed"),
+        Mark(
+            "preempted",
+            "preempted",
+            "A request gave its blocks up, and will compute again.",
+            "✕",
+            "#ab4300",
+            "#ff9d5c",
+            "dotted",
+        ),
+        Mark(
+            "gap",
+            "no step in flight",
+            "Nothing ran: the host was at work, or there was nothing to do.",
+            "╱",
+            "#ab4300",
+            "#ff9d5c",
+            "dashed",
+        ),
+    )
+}
+
+PARTS: dict[str, Mark] = {
+    mark.name: mark
+    for mark in (
+        Mark("drafting", "drafting", "The drafter proposed tokens.", "✎", "#00735c", "#45cfa8", "solid"),
+        Mark("model", "model", "The target model's pass.", "■", "#0062a8", "#6cb8f5", "solid"),
+        Mark("sampling", "sampling", "Tokens were drawn from the logits.", "◇", "#96407a", "#e79dca", "solid"),
+        Mark(
+            "commit",
+            "commit",
+            "What was drawn was kept, and the next step prepared.",
+            "✓",
+            "#5a626b",
+            "#a9b2bc",
+            "solid",
+        ),
     )
 }
 
@@ -121,7 +163,9 @@ GRAPHS: dict[str, Mark] = {
         Mark("replay", "replayed", "Steps that replayed a recorded graph.", "●", "#00735c", "#45cfa8", "solid"),
         Mark("capture", "captured", "Steps whose graph was recorded for them.", "◉", "#96407a", "#e79dca", "double"),
         Mark("eager", "eager", "Steps that ran operation by operation.", "○", "#ab4300", "#ff9d5c", "dashed"),
-        Mark("padding", "padding", "Rows that were computed only to fill the shape.", "▒", "#5a626b", "#a9b2bc", "dotted"),
+        Mark(
+            "padding", "padding", "Rows that were computed only to fill the shape.", "▒", "#5a626b", "#a9b2bc", "dotted"
+        ),
     )
 }
 
@@ -129,14 +173,22 @@ PREFIXES: dict[str, Mark] = {
     mark.name: mark
     for mark in (
         Mark("held", "held", "A running request holds it now.", "■", "#0062a8", "#6cb8f5", "solid"),
-        Mark("kept", "kept", "No request holds it; the next one that begins like it is served.", "○", "#96407a", "#e79dca", "dashed"),
+        Mark(
+            "kept",
+            "kept",
+            "No request holds it; the next one that begins like it is served.",
+            "○",
+            "#96407a",
+            "#e79dca",
+            "dashed",
+        ),
         Mark("next", "evicted next", "Among the next eight to be evicted.", "↗", "#ab4300", "#ff9d5c", "dotted"),
         Mark("served", "served", "Comes from the cache.", "●", "#00735c", "#45cfa8", "double"),
         Mark("computed", "computed", "Must be computed.", "", "#5a626b", "#a9b2bc", "none"),
     )
 }
 
-MARKS = {**TOKENS, **BLOCKS, **STEPS, **GRAPHS, **PREFIXES}  # their names differ
+MARKS = {**TOKENS, **BLOCKS, **STEPS, **PARTS, **GRAPHS, **PREFIXES}  # their names differ
 
 
 def legend(marks: dict[str, Mark], counts: dict[str, int]) -> str:

@@ -12,7 +12,8 @@ from power_lab.widgets.text import count, percent
 
 WIDTH = 760  # px
 MOST = 240  # bars; a bar stands for several rounds in a row where there are more
-_LEFT, _RIGHT, _SIDE, _PANEL = 58, 10, 64, 46  # px: margins; tallest side of the bars; a panel below them
+_LEFT, _RIGHT, _SIDE, _PANEL = 92, 10, 64, 40  # px: margins; tallest side of the bars; a panel below them
+_TALL, _WIDE, _SHORT = 12.0, 18.0, 160.0  # px, at most: of one token, of one bar; at least: of all bars
 
 Columns = dict[str, list[float]]  # kind of token -> mean tokens of each bar
 
@@ -43,17 +44,18 @@ def rounds_svg(rounds: Sequence[Drafted], course: bool = True) -> str:
     columns = _columns(rounds)
     above = max(map(sum, zip(*(columns[kind] for kind in _ABOVE), strict=True)), default=0)
     below = max(columns["rejected"], default=0)
-    unit = min(8.0, _SIDE / max(above, below, 1))
-    top, width = 6.0, WIDTH - _LEFT - _RIGHT
-    middle = top + above * unit
-    pitch = min(14.0, width / max(1, len(columns["rejected"])))
-    parts = [_bars(columns, middle, unit, pitch), _axis(above, below, middle, unit)]
+    unit = min(_TALL, _SIDE / max(above, below, 1))
+    drawn = len(columns["rejected"])
+    pitch = min(_WIDE, (WIDTH - _LEFT - _RIGHT) / max(1, drawn))
+    right = _LEFT + max(_SHORT, drawn * pitch)
+    middle = 8 + above * unit
+    parts = [line([(_LEFT, middle), (right, middle)], f"stroke='{FAINT}'"), _bars(columns, middle, unit, pitch)]
+    parts.append(_axis(above, below, middle, unit))
     bottom = middle + below * unit + 6
-    parts.append(line([(_LEFT, middle), (WIDTH - _RIGHT, middle)], f"stroke='{FAINT}'"))
     if course and any(entry.drafted for entry in rounds):
-        parts += _course(rounds, bottom + 10, pitch / _chunk(rounds))
-        bottom += 2 * (_PANEL + 14)
-    return svg(WIDTH, bottom + 4, "".join(parts))
+        parts += _course(rounds, bottom + 12, pitch / _chunk(rounds), right)
+        bottom += 2 * (_PANEL + 16) + 4
+    return svg(right + _RIGHT, bottom + 4, "".join(parts))
 
 
 _ABOVE = ("accepted", "correction", "bonus", "plain")
@@ -108,11 +110,12 @@ def _axis(above: float, below: float, middle: float, unit: float) -> str:
         text(_LEFT - 6, middle + 4, "0", right),
     ]
     if below:
-        labels.append(text(_LEFT - 6, middle + below * unit + 4, f"−{below:.0f}", right))
-    return "".join(labels) + text(2, middle - 12 if above * unit > 30 else middle + 4, "tokens")
+        labels.append(text(_LEFT - 6, middle + max(12, below * unit + 4), f"−{below:.0f}", right))
+    words = text(0, middle - 1, "emitted") + (text(0, middle + 11, "in vain") if below else "")
+    return "".join(labels) + words
 
 
-def _course(rounds: Sequence[Drafted], top: float, pitch: float) -> list[str]:
+def _course(rounds: Sequence[Drafted], top: float, pitch: float, right: float) -> list[str]:
     """Two panels: acceptance so far, and tokens a pass so far."""
     kept = list(accumulate(entry.accepted for entry in rounds))
     drafted = list(accumulate(len(entry.drafted) for entry in rounds))
@@ -120,10 +123,12 @@ def _course(rounds: Sequence[Drafted], top: float, pitch: float) -> list[str]:
     share = [(at, part / whole) for at, (part, whole) in enumerate(zip(kept, drafted, strict=True)) if whole]
     rate = [(at, tokens / (at + 1)) for at, tokens in enumerate(emitted)]
     most = max(value for _, value in rate)
-    second = top + _PANEL + 14
+    second = top + _PANEL + 16
     return [
-        *_panel(share, 1.0, top, pitch, TOKENS["accepted"].light, ("accepted", "so far"), ("100%", "0%")),
-        *_panel(rate, most, second, pitch, TOKENS["correction"].light, ("per pass", "so far"), (f"{most:.1f}", "0")),
+        *_panel(share, 1.0, top, pitch, right, TOKENS["accepted"].light, ("accepted", "so far"), ("100%", "0%")),
+        *_panel(
+            rate, most, second, pitch, right, TOKENS["correction"].light, ("per pass", "so far"), (f"{most:.1f}", "0")
+        ),
     ]
 
 
@@ -132,6 +137,7 @@ def _panel(
     most: float,
     top: float,
     pitch: float,
+    right: float,
     colour: str,
     words: tuple[str, str],
     ends: tuple[str, str],
@@ -140,12 +146,12 @@ def _panel(
     drawn = [
         (_LEFT + (at + 0.5) * pitch, top + _PANEL * (1 - value / most)) for at, value in (points[::step] + points[-1:])
     ]
-    frame = "".join(line([(_LEFT, y), (WIDTH - _RIGHT, y)], f"stroke='{FAINT}'") for y in (top, top + _PANEL))
+    frame = "".join(line([(_LEFT, y), (right, y)], f"stroke='{FAINT}'") for y in (top, top + _PANEL))
     return [
         frame,
         line(drawn, f"stroke='{colour}' stroke-width='1.6' stroke-linejoin='round'"),
-        text(2, top + 20, words[0]),
-        text(2, top + 33, words[1]),
+        text(0, top + 18, words[0]),
+        text(0, top + 30, words[1]),
         text(_LEFT - 6, top + 5, ends[0], "text-anchor='end' font-size='9'"),
         text(_LEFT - 6, top + _PANEL + 3, ends[1], "text-anchor='end' font-size='9'"),
     ]
