@@ -80,9 +80,13 @@ class History:
         while back < len(self) and at - self._ring[self._place(-back)][0] < RATE_S:
             back += 1
         if not len(self) or (seconds := at - self._ring[self._place(-back)][0]) <= 0:
-            return dict.fromkeys(("tokens_per_s", "prompt_tokens_per_s"), 0.0) | dict.fromkeys(
-                ("acceptance", "tokens_per_pass", "hit_rate")
-            )
+            return {
+                "tokens_per_s": 0.0,
+                "prompt_tokens_per_s": 0.0,
+                "acceptance": None,
+                "tokens_per_pass": None,
+                "hit_rate": None,
+            }
         tokens, prompt, cached, drafted, accepted, passes = counts - self._counts[self._place(-back)]
         return {
             "tokens_per_s": max(0.0, tokens) / seconds,

@@ -97,12 +97,7 @@ class Inspect:
             return self._keep(Shapes(source.shapes, live=live))
         present = source.shapes().planned
         records = [run.record for run in runs]
-        if present is not None:
-            declared = Coverage(present.declared)
-        else:
-            most = max((step.rows for record in records for step in record.steps), default=1)
-            declared = Coverage.standard(max(1, most))
-        recorded = report_of(records, declared)
+        recorded = report_of(records, None if present is None else Coverage(present.declared))
         return self._keep(Shapes(lambda: recorded, refreshable=False))
 
     def prefixes(

@@ -21,7 +21,8 @@ def lookup_html(found: LookupReport, block_tokens: int) -> str:
     return (
         f'<div class="pl-found" role="group" aria-label="Lookup"><h4 class="pl-title">Lookup <small>· {escape(where)}</small></h4>'
         f'<p><b>{told}</b> <span class="pl-why">{escape(found.why)}</span></p>{legend(PREFIXES, counts)}'
-        f'<div class="pl-scroll pl-strip" tabindex="0" role="region" aria-label="Tokens of the prompt" style="max-height:12em;overflow:auto">'
+        f'<div class="pl-scroll pl-strip" tabindex="0" role="region" aria-label="Tokens of the prompt"'
+        f' style="max-height:12em;overflow:auto">'
         f"{_strip(found, block_tokens)}</div></div>"
     )
 
@@ -51,7 +52,8 @@ def _gap(amount: int) -> str:
 
 def _block(found: LookupReport, at: int) -> str:
     if at < len(found.blocks):
-        return f'<small class="pl-edge" title="block {at} of the prompt is block {found.blocks[at]} of the pool">#{found.blocks[at]}</small> '
+        block = found.blocks[at]
+        return f'<small class="pl-edge" title="block {at} of the prompt is block {block} of the pool">#{block}</small> '
     return f'<small class="pl-edge" title="block {at} of the prompt is not served">|</small> '
 
 

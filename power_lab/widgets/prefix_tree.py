@@ -1,10 +1,9 @@
-"""The prefix tree in the form that people read: stretches of blocks without a fork between them, each below the one that it goes on from."""
+"""The prefix tree as people read it: stretches of blocks without a fork, each below the one that it goes on from."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from os.path import commonprefix
 
 from power_lab.engine.vitals import PrefixNode, PrefixTree
 
@@ -95,7 +94,13 @@ def stretches(tree: PrefixTree) -> list[Stretch]:
 
 
 def _same(siblings: Sequence[PrefixNode]) -> int:
-    return len(commonprefix([node.piece for node in siblings])) if len(siblings) > 1 else 0
+    if len(siblings) < 2:
+        return 0
+    low, high = (
+        min(node.piece for node in siblings),
+        max(node.piece for node in siblings),
+    )  # the others lie between them
+    return next((at for at, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), min(len(low), len(high)))
 
 
 def _run(node: PrefixNode, children: dict[str, list[PrefixNode]], seen: set[str]) -> list[PrefixNode]:

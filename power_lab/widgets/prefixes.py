@@ -297,7 +297,8 @@ def _link(node: PrefixNode) -> str:
         f"held by {count(node.refs, 'request')}" if node.refs else f"evicted as number {node.eviction + 1:,}",
         f"hash {node.hash[:8]}",
     ]
-    return f'<span class="pl-t pl-{mark.name}" style="{mark.inline()}" title="{escape(" · ".join(facts))}">{mark.glyph}\u202f{node.block}</span> '
+    title = escape(" · ".join(facts))
+    return f'<span class="pl-t pl-{mark.name}" style="{mark.inline()}" title="{title}">{mark.glyph}\u202f{node.block}</span> '
 
 
 def _evictions(tree: PrefixTree) -> str:

@@ -102,8 +102,8 @@ class Shapes(View):
             return f"Graph shapes: no steps yet. {report.why}".strip()
         real, padding = _rows_of(report.shapes)
         return (
-            f"{count(len(report.shapes), 'graph shape')}: {report.replays:,} replayed, {report.captures:,} captured, {report.eager:,} eager "
-            f"steps, {percent(padding, real + padding)} padding, {nbytes(report.nbytes)}"
+            f"{count(len(report.shapes), 'graph shape')}: {report.replays:,} replayed, {report.captures:,} captured, "
+            f"{report.eager:,} eager steps, {percent(padding, real + padding)} padding, {nbytes(report.nbytes)}"
         )
 
     def body(self) -> str:
@@ -117,13 +117,14 @@ class Shapes(View):
         return self.body()
 
 
-def report_of(records: Sequence[RunRecord], declared: Coverage) -> ShapesReport:
-    """What the steps of recorded runs would have asked of `declared` buckets; nothing ran as a graph there as far as records tell."""
+def report_of(records: Sequence[RunRecord], declared: Coverage | None = None) -> ShapesReport:
+    """What the steps of recorded runs, of one engine, would have asked of `declared` buckets (by default those that GPUs have)."""
     steps: dict[tuple[str, int], int] = {}
     for record in records:
         for step in record.steps:
             steps[record.engine.digest, step.step] = step.prefill_rows + step.decode_rows + step.verify_rows
     demand = dict(sorted(Counter(rows for rows in steps.values() if rows).items()))
+    declared = declared or Coverage.standard(max(demand, default=1))
     return ShapesReport(
         enabled=False,
         why="From recorded runs: these do not tell which graphs ran.",
@@ -297,7 +298,9 @@ def _planner(report: ShapesReport) -> str:
         )
         verdict = f"<b>{count(len(planned.buckets), 'bucket')} placed where the traffic is: {gain}.</b>"
     else:
-        verdict = "<b>The declared buckets already fit this traffic: nothing is padded in vain.</b>"
+        spare = len(planned.declared) - len(planned.buckets)
+        fewer = f" {count(len(planned.buckets), 'bucket')} would do." if spare > 0 else ""
+        verdict = f"<b>The declared buckets already fit this traffic.{fewer}</b>"
     uncovered = (
         f" {count(planned.declared_uncovered, 'step')} had more rows than the largest declared bucket."
         if planned.declared_uncovered
@@ -305,10 +308,11 @@ def _planner(report: ShapesReport) -> str:
     )
     drawing = _demand(report)
     alt = f"Steps by the token rows that they asked for, with the declared and the better buckets. {planned.text}"
-    buckets = (
-        f'<table class="pl-lesson"><tbody><tr><th scope="row" class="pl-left">Declared</th><td class="pl-left pl-wrap">{_listed(planned.declared)}</td></tr>'
-        f'<tr><th scope="row" class="pl-left">Better</th><td class="pl-left pl-wrap">{_listed(planned.buckets)}</td></tr></tbody></table>'
+    lines = "".join(
+        f'<tr><th scope="row" class="pl-left">{name}</th><td class="pl-left pl-wrap">{_listed(rows)}</td></tr>'
+        for name, rows in (("Declared", planned.declared), ("Better", planned.buckets))
     )
+    buckets = f'<table class="pl-lesson"><tbody>{lines}</tbody></table>'
     return _titled("Better buckets", f"<p>{verdict}{uncovered}</p>{image(drawing, alt)}{buckets}{_choices(report)}")
 
 
@@ -341,12 +345,14 @@ def _choices(report: ShapesReport) -> str:
         if len(plan.buckets) == before:
             break
         before = len(plan.buckets)
+        bar = meter(padding / (real + padding), "padding", 10) if padding else ""
         lines.append(
-            f"<tr><td>{before}</td><td>{meter(padding / max(1, real + padding), 'padding', 10) if padding else ''}{percent(padding, real + padding)}</td>"
+            f"<tr><td>{before}</td><td>{bar}{percent(padding, real + padding)}</td>"
             f'<td>{padding:,}</td><td class="pl-left pl-wrap">{_listed(plan.buckets)}</td></tr>'
         )
     return (
-        '<table class="pl-lesson pl-options"><thead><tr><th scope="col">Buckets</th><th scope="col">Padding</th><th scope="col">Rows padded</th>'
+        '<table class="pl-lesson pl-options"><thead><tr><th scope="col">Buckets</th><th scope="col">Padding</th>'
+        '<th scope="col">Rows padded</th>'
         f'<th scope="col" class="pl-left">Best placed at</th></tr></thead><tbody>{"".join(lines)}</tbody></table>'
     )
 

@@ -73,7 +73,8 @@ class Watch(View):
         source: of samples. key: the engine to show, "" for the first one. hz: samples a second, 1..20.
 
     Attributes:
-        facts: state (`none`, `loading`, `live`, `ended`), message, and what runs. frame: the latest sample, float64 in the order of `FIELDS`.
+        facts: state (`none`, `loading`, `live`, `ended`), message, and what runs.
+        frame: the latest sample, float64 in the order of `FIELDS`.
     """
 
     _esm = (_STATIC / "watch.js").read_text(encoding="utf-8")
@@ -86,11 +87,11 @@ class Watch(View):
     kept = traitlets.Int(KEPT_S).tag(sync=True)
 
     def __init__(self, source: Source, key: Callable[[], str] = lambda: "", hz: float = 10.0) -> None:
-        if not 1 <= checked(hz):
-            raise ConfigError("hz", f"{hz} is too slow to tell within two seconds that an engine is gone", "Use 1..20.")
-        self._source, self._key = source, key
         self._lock = threading.RLock()
         self._feed: Handle | None = None
+        if checked(hz) < 1:
+            raise ConfigError("hz", f"{hz} is too slow to tell within two seconds that an engine is gone", "Use 1..20.")
+        self._source, self._key = source, key
         self._pages: dict[str, int] = {}  # those that show the view -> free seconds since they were heard
         self._heard = self._turned = time.monotonic()
         self._turning = False

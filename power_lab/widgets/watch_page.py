@@ -20,7 +20,7 @@ POINTS = 120  # of a line in a static view
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A number with its history. field: of the history; unit: how it is told; mark: whose colour it has; top: fixed top, 0 for the largest."""
+    """A number with its history. field: its column; unit: how it is told; mark: whose colour it has; top: fixed, or 0."""
 
     field: str
     label: str
@@ -90,7 +90,8 @@ def page(facts: Mapping[str, Any], history: History, css: str) -> str:
             state, "No engine to watch"
         )
         note = escape(str(facts.get("message", "")))
-        return f'{style}<div class="pl-watch">{_top(facts)}<div class="pl-empty"><p><b>{title}</b></p><p class="pl-note">{note}</p></div></div>'
+        empty = f'<div class="pl-empty"><p><b>{title}</b></p><p class="pl-note">{note}</p></div>'
+        return f'{style}<div class="pl-watch">{_top(facts)}{empty}</div>'
     table = dict(zip(KEPT_NAMES, history.table.T, strict=True))
     shown = [tile for tile in TILES if tile.field not in OPTIONAL or not np.isnan(table[tile.field]).all()]
     tiles = "".join(_tile(tile, table[tile.field]) for tile in shown)
@@ -113,7 +114,8 @@ def _top(facts: Mapping[str, Any]) -> str:
 def _tile(tile: Tile, values: np.ndarray) -> str:
     mark = MARKS[tile.mark]
     return (
-        f'<div class="pl-tile" title="{escape(tile.meaning)}" data-field="{tile.field}" data-unit="{tile.unit}" data-mark="{mark.name}" data-top="{tile.top:g}">'
+        f'<div class="pl-tile" title="{escape(tile.meaning)}" data-field="{tile.field}" data-unit="{tile.unit}"'
+        f' data-mark="{mark.name}" data-top="{tile.top:g}">'
         f"<b>{told(float(values[-1]), tile.unit)}</b> <small>{escape(tile.label)}</small>"
         f'<span class="pl-spark">{image(_spark(tile, values), _alt(tile, values), style="width:100%;height:32px")}</span></div>'
     )
@@ -123,7 +125,8 @@ def _alt(tile: Tile, values: np.ndarray) -> str:
     known = values[~np.isnan(values)]
     if not len(known):
         return f"{tile.label}: nothing yet"
-    return f"{tile.label}: {told(float(known.min()), tile.unit)} to {told(float(known.max()), tile.unit)}, now {told(float(values[-1]), tile.unit)}"
+    low, high, now = (told(float(value), tile.unit) for value in (known.min(), known.max(), values[-1]))
+    return f"{tile.label}: {low} to {high}, now {now}"
 
 
 def _spark(tile: Tile, values: np.ndarray, width: int = 150, height: int = 32) -> str:
