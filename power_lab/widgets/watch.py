@@ -89,6 +89,7 @@ class Watch(View):
     def __init__(self, source: Source, key: Callable[[], str] = lambda: "", hz: float = 10.0) -> None:
         self._lock = threading.RLock()
         self._feed: Handle | None = None
+        self._asking = False
         if checked(hz) < 1:
             raise ConfigError("hz", f"{hz} is too slow to tell within two seconds that an engine is gone", "Use 1..20.")
         self._source, self._key = source, key
@@ -121,14 +122,17 @@ class Watch(View):
         with self._lock:
             if self._feed is not None:
                 return
+            self._asking = True  # before it is: the first sample may come at once
             try:
                 self._feed = self._source(self._on_vitals, self.hz, self._on_end)
             except PowerLabError as error:
+                self._asking = False
                 self._tell({"state": "none", "message": str(error)})
 
     def _stop(self) -> None:
         with self._lock:
             feed, self._feed = self._feed, None
+            self._asking = False
         if feed is not None:
             feed.close()
 
@@ -138,7 +142,7 @@ class Watch(View):
 
     def _on_vitals(self, vitals: Vitals) -> None:
         """On the reader's thread, which also sends: a busy cell holds neither up."""
-        if self._feed is None and self._shown.is_set():
+        if not self._asking:
             return  # a sample that was on its way when the feed was closed
         engine = vitals.of(self._key()) or next(iter(vitals.engines), None)
         if engine is None:

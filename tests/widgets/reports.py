@@ -128,7 +128,9 @@ def shapes_report(*shapes: ShapeRow, demand: dict[int, int] | None = None, **cha
     return ShapesReport(shapes=shapes, **(facts | changes))
 
 
-def vitals(seq: int = 1, at: float | None = None, engines: tuple[EngineVitals, ...] | None = None, **changes: Any) -> Vitals:
+def vitals(
+    seq: int = 1, at: float | None = None, engines: tuple[EngineVitals, ...] | None = None, **changes: Any
+) -> Vitals:
     engine = EngineVitals(
         engine="one", model="smollm2", device="cpu", mode="exact", state="ready", stage="", clients=("a",), **changes
     )

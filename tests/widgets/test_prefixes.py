@@ -64,7 +64,11 @@ def trees(draw):
 def test_no_node_is_told_twice(tree):
     told = [one.block for line in stretches(tree) for one in line.nodes]
     assert len(told) == len(set(told))
-    reachable = {one.hash for one in tree.nodes if one.parent not in {other.hash for other in tree.nodes} or one.parent == one.hash}
+    reachable = {
+        one.hash
+        for one in tree.nodes
+        if one.parent not in {other.hash for other in tree.nodes} or one.parent == one.hash
+    }
     grown = True
     while grown:
         more = {one.hash for one in tree.nodes if one.parent in reachable} - reachable
@@ -100,7 +104,9 @@ def test_an_empty_cache_says_what_to_do(engine, inspect):
 
 
 def test_big_trees_are_bounded(engine, inspect):
-    engine.tree = prefix_tree(*(node(at, at - 1 if at % 100 else -1, depth=at % 100) for at in range(16_384)), left_out=9)
+    engine.tree = prefix_tree(
+        *(node(at, at - 1 if at % 100 else -1, depth=at % 100) for at in range(16_384)), left_out=9
+    )
     html = inspect.prefixes().to_html()
     assert "stretches and 9 blocks far from the roots not listed" in html
     assert len(html) < 900_000
@@ -120,7 +126,9 @@ def test_a_lookup_shows_where_and_why_it_stops(inspect):
 @given(st.integers(1, 400), st.integers(0, 6), st.integers(0, 400))
 def test_any_answer_can_be_shown(count, blocks, differs):
     served = min(blocks, count // 64) * 64
-    html = lookup_html(lookup_report(count, served, differs_at=differs if served <= differs < min(count, served + 64) else None), 64)
+    html = lookup_html(
+        lookup_report(count, served, differs_at=differs if served <= differs < min(count, served + 64) else None), 64
+    )
     assert html.count("pl-t ") <= 12 + 80 + 64
     assert ("stops here" in html) == (served < count)
 
@@ -134,7 +142,12 @@ def test_pages_look_prompts_up(engine, inspect, monkeypatch):
     assert "would be served" in sent[-1]["html"]
     view._answer(view, {"kind": "lookup", "prompt": "long"}, [])
     assert sent[-1] == {"kind": "looked", "html": "", "message": "The prompt is longer than the context. Shorten it."}
-    for junk in ({"prompt": 1}, {"prompt": "x" * (2 << 20)}, {"prompt": "x", "cache_key": []}, {"prompt": "x", "chat": "y"}):
+    for junk in (
+        {"prompt": 1},
+        {"prompt": "x" * (2 << 20)},
+        {"prompt": "x", "cache_key": []},
+        {"prompt": "x", "chat": "y"},
+    ):
         view._answer(view, {"kind": "lookup", **junk}, [])
         assert sent[-1]["html"] == ""
     assert len(engine.asked) == 2

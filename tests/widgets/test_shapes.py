@@ -50,7 +50,9 @@ def test_without_steps_it_says_why_and_what_to_do(why):
 
 
 def test_eager_engines_show_what_shapes_the_traffic_would_have():
-    report = shapes_report(shape(5, captures=0, replays=0, eager=3, why={"off": 3}, held=False), why="Graphs are off.", enabled=False)
+    report = shapes_report(
+        shape(5, captures=0, replays=0, eager=3, why={"off": 3}, held=False), why="Graphs are off.", enabled=False
+    )
     html = shown(report)
     assert "Graphs are off." in html
     assert "Better buckets" in html

@@ -1,0 +1,235 @@
+"""The dashboard: what it keeps, when it asks, and what it says when there is nothing to watch."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import numpy as np
+import pytest
+from ipywidgets.widgets.widget import _instances
+
+from power_lab.engine.vitals import EngineVitals
+from power_lab.errors import ConfigError, HostUnavailable
+from power_lab.widgets import watch as module
+from power_lab.widgets.history import FIELDS, History
+from power_lab.widgets.watch import Watch
+from tests.widgets.reports import vitals
+
+
+class Source:
+    """Samples by hand."""
+
+    def __init__(self, there=True):
+        self.there, self.begun, self.closed = there, 0, 0
+
+    def __call__(self, on_vitals, hz, on_end):
+        if not self.there:
+            raise HostUnavailable("No engine is running.", "Load one.")
+        self.begun += 1
+        self.on_vitals, self.on_end, self.hz = on_vitals, on_end, hz
+        for seq in range(2):
+            on_vitals(vitals(seq, at=1000.0 + seq, tokens=10 * seq))
+        return self
+
+    def close(self):
+        self.closed += 1
+
+
+@pytest.fixture
+def source():
+    return Source()
+
+
+@pytest.fixture
+def view(source):
+    made = Watch(source)
+    yield made
+    made.close()
+
+
+def test_rates_are_over_the_last_second():
+    history = History(100)
+    for at in range(21):
+        sample = vitals(at, at=at * 0.1, tokens=at * 3, drafted=at * 4, accepted=at, passes=at * 2)
+        row = history.add(sample, sample.engines[0])
+    told = dict(zip(FIELDS, row, strict=True))
+    assert told["tokens_per_s"] == pytest.approx(30)
+    assert told["acceptance"] == pytest.approx(0.25)
+    assert told["tokens_per_pass"] == pytest.approx(1.5)
+    assert np.isnan(told["hit_rate"])
+    assert np.isnan(told["power_w"])
+
+
+def test_memory_stays_and_the_oldest_go():
+    history = History(10)
+    for at in range(1000):
+        sample = vitals(at, at=float(at), tokens=at)
+        history.add(sample, sample.engines[0])
+    assert len(history) == 10
+    assert history.column("at").tolist() == list(range(990, 1000))
+
+
+def test_an_engine_that_began_anew_begins_a_new_history():
+    history = History(10)
+    for tokens in (5, 9, 2):
+        sample = vitals(at=float(tokens), tokens=tokens)
+        history.add(sample, sample.engines[0])
+    assert history.column("tokens").tolist() == [2]
+    other = EngineVitals(
+        engine="two", model="m", device="cpu", mode="exact", state="ready", stage="", clients=(), tokens=7
+    )
+    history.add(vitals(engines=(other,)), other)
+    assert len(history) == 1
+
+
+def test_the_static_view_stands_alone(view):
+    html = view.to_html()
+    for banned in ("<script", "<link", "href=", "@import", "onclick", "<svg"):
+        assert banned not in html, banned
+    assert html.count("<img") == html.count('src="data:image/svg+xml,')
+    assert html.count("<img") == 9  # temperature and power cannot be read here
+    assert "smollm2" in html
+    assert view.summary() == "Watch smollm2: 10.0 tokens/s, 0 running, 0 waiting"
+    assert len(html) < 40_000
+
+
+def test_names_cannot_reach_the_page(view, source):
+    evil = EngineVitals(
+        engine="e", model="<script>x", device="<b>", mode="exact", state="ready", stage="", clients=(), drafter="<i>"
+    )
+    source.on_vitals(vitals(engines=(evil,)))
+    assert "<script" not in view.to_html()
+    assert "<i>" not in view.to_html()
+
+
+def test_it_asks_only_while_a_page_shows_it(view, source):
+    assert view.asking
+    view._answer(view, {"kind": "watch", "page": "p", "on": True}, [])
+    view._answer(view, {"kind": "watch", "page": "q", "on": True}, [])
+    view._answer(view, {"kind": "watch", "page": "p", "on": False}, [])
+    assert view.asking
+    view._answer(view, {"kind": "watch", "page": "q", "on": False}, [])
+    assert not view.asking
+    assert source.closed == 1
+    kept = len(view.history)
+    source.on_vitals(vitals())  # on its way
+    assert len(view.history) == kept
+    view._answer(view, {"kind": "watch", "page": "q", "on": True}, [])
+    assert view.asking
+    assert source.begun == 2
+
+
+def test_without_a_page_it_stops_by_itself(view, source, monkeypatch):
+    monkeypatch.setattr(module, "UNASKED_S", 0.0)
+    view._turned = 0.0
+    source.on_vitals(vitals())
+    assert not view.asking
+
+
+def test_a_page_that_fell_silent_is_gone_but_not_in_busy_seconds(source, monkeypatch):
+    monkeypatch.setattr(module, "UNASKED_S", 0.0)
+    asyncio.run(silence(source))
+
+
+async def silence(source):
+    view = Watch(source)
+    view._answer(view, {"kind": "watch", "page": "p", "on": True}, [])
+    for _ in range(module.LEASE + 5):  # samples while the loop is busy: it turns once at most
+        view._turned = 0.0
+        source.on_vitals(vitals())
+    await asyncio.sleep(0)
+    assert view._pages == {"p": 1}
+    for _ in range(module.LEASE + 5):
+        view._turned = 0.0
+        source.on_vitals(vitals())
+        await asyncio.sleep(0)
+    assert not view._pages
+    assert not view.asking
+    view.close()
+
+
+def test_a_new_page_gets_the_history(view, monkeypatch):
+    sent = []
+    monkeypatch.setattr(view, "send", lambda content, buffers=(): sent.append((content, buffers)))
+    for _ in range(2):
+        view._answer(view, {"kind": "watch", "page": "p", "on": True}, [])
+    assert len(sent) == 1
+    assert len(sent[0][1][0]) == len(view.history) * len(FIELDS) * 8
+    for junk in ({"page": 1}, {"page": "x" * 65}, {}):
+        view._answer(view, {"kind": "watch", "on": True, **junk}, [])
+    assert list(view._pages) == ["p"]
+    for page in range(40):
+        view._answer(view, {"kind": "watch", "page": str(page), "on": True}, [])
+    assert len(view._pages) == 16
+
+
+def test_the_end_is_told_at_once_and_the_next_word_tries_again(view, source):
+    source.on_end(HostUnavailable("The host has gone.", "Load it again."))
+    assert view.facts["state"] == "ended"
+    assert "The host has gone" in view.facts["message"]
+    assert not view.asking
+    assert "<img" in view.to_html()  # the last snapshot
+    source.there = False
+    view._answer(view, {"kind": "watch", "page": "p", "on": True}, [])
+    assert view.facts["state"] == "none"
+    source.there = True
+    view._answer(view, {"kind": "watch", "page": "p", "on": True}, [])
+    assert view.facts["state"] == "live"
+
+
+def test_nothing_to_watch_says_what_to_do():
+    view = Watch(Source(there=False))
+    assert "No engine to watch" in view.to_html()
+    assert "Load one." in view.to_html()
+    assert view.export("json")
+    assert view.dataset.sizes["sample"] == 0
+    view.close()
+
+
+def test_an_engine_that_loads_says_its_stage(view, source):
+    loading = EngineVitals(
+        engine="", model="m", device="cpu", mode="exact", state="loading", stage="weights", clients=()
+    )
+    source.on_vitals(vitals(engines=(loading,)))
+    assert view.facts["state"] == "loading"
+    assert view.facts["message"] == "weights"
+
+
+@pytest.mark.parametrize("hz", [0.5, 21, float("nan")])
+def test_rates_that_are_not_offered_are_refused(source, hz):
+    with pytest.raises(ConfigError):
+        Watch(source, hz=hz)
+    assert not source.begun
+
+
+def test_samples_as_data_and_as_files(view):
+    data = view.dataset
+    assert data.sizes["sample"] == 2
+    assert data.tokens_per_s.attrs["units"] == "token/s"
+    assert all(variable.attrs["units"] for variable in data.variables.values())
+    for kind in view.formats:
+        assert view.export(kind)
+
+
+def test_closing_leaves_nothing():
+    before = set(_instances)
+    source = Source()
+    view = Watch(source)
+    view.close()
+    assert source.closed == 1
+    assert set(_instances) == before
+
+
+def test_frames_cost_little(view, source):
+    began = time.thread_time()
+    for at in range(200):
+        source.on_vitals(vitals(at, tokens=10 + at))
+    assert len(view.history) == 202
+    assert np.frombuffer(view.frame).shape == (len(FIELDS),)
+    assert time.thread_time() >= began
+
+
+def test_the_script_is_text_and_small():
+    assert isinstance(Watch._esm, str)
+    assert len(Watch._esm.encode()) < 20_000

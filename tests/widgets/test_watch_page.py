@@ -1,0 +1,135 @@
+"""The dashboard's script and the lookup box in a real page, with a model that the test plays."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+from playwright.sync_api import sync_playwright
+
+from power_lab.widgets.inspect import Inspect
+from power_lab.widgets.prefixes import Prefixes
+from power_lab.widgets.watch import Watch
+from tests.browser.lab import FLAGS, chromium
+from tests.widgets.reports import vitals
+from tests.widgets.test_page import FAKE_MODEL
+from tests.widgets.test_prefixes import Engine, forked
+from tests.widgets.test_watch import Source
+
+FRAMES = """(rows) => { for (const row of rows) {
+    traits.frame = new DataView(new Float64Array(row.map((x) => x ?? NaN)).buffer); model.fire('change:frame'); } }"""
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=chromium(), args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(browser):
+    page = browser.new_page()
+    page.errors = []
+    page.on("pageerror", lambda error: page.errors.append(str(error)))
+    page.evaluate(FAKE_MODEL)
+    yield page
+    assert page.errors == []
+    page.close()
+
+
+def hydrate(page, view):
+    source = json.dumps(view._esm)
+    page.evaluate("html => { document.body.innerHTML = html; }", view._repr_mimebundle_()["text/html"])
+    names = ("view_id", "fields", "facts", "kept", "hz", "files", "refreshable", "live")
+    traits = json.dumps({name: getattr(view, name) for name in names if hasattr(view, name)})
+    page.evaluate(f"() => {{ window.traits = {traits}; window.model = fake(traits); }}")
+    page.evaluate(
+        f"async () => {{ const view = (await import(URL.createObjectURL(new Blob([{source}], {{type: 'text/javascript'}})))).default;"
+        " window.stop = view.initialize({ model }); }"
+    )
+
+
+@pytest.fixture
+def watch():
+    view = Watch(Source())
+    yield view
+    view.close()
+
+
+def rows(view, count):
+    made = []
+    for at in range(count):
+        sample = vitals(at, at=2000.0 + at / 10, tokens=100 + 4 * at, running=3)
+        made.append([None if x != x else float(x) for x in view.history.add(sample, sample.engines[0])])
+    return made
+
+
+def test_numbers_and_lines_follow_the_samples(page, watch):
+    hydrate(page, watch)
+    assert page.evaluate("model.sent[0].kind") == "watch"
+    assert page.evaluate("model.sent[0].on") is True
+    page.evaluate(FRAMES, rows(watch, 40))
+    page.wait_for_selector("canvas")
+    page.wait_for_function("document.querySelector('[data-field=tokens_per_s] b').textContent === '40.0'")
+    assert page.inner_text("[data-field=running] b") == "3"
+    assert page.inner_text(".pl-status") == "Live"
+    inked = "c => [...c.getContext('2d').getImageData(0, 0, c.width, c.height - 2).data].some(Boolean)"
+    assert page.eval_on_selector("[data-field=tokens_per_s] canvas", inked)
+
+
+def test_silence_is_told_within_two_seconds(page, watch):
+    hydrate(page, watch)
+    page.evaluate(FRAMES, rows(watch, 3))
+    began = time.monotonic()
+    page.wait_for_function("document.querySelector('.pl-status').textContent.startsWith('Disconnected')", timeout=4000)
+    assert time.monotonic() - began < 3
+    assert page.locator(".pl-stale").count() == 1
+    page.evaluate(FRAMES, rows(watch, 1))
+    assert page.inner_text(".pl-status") == "Live"
+    page.evaluate(
+        "() => { traits.facts = {...traits.facts, state: 'ended', message: 'Gone.'}; model.fire('change:facts'); }"
+    )
+    assert page.inner_text(".pl-status") == "Disconnected: the engine is gone. Gone."
+
+
+def test_hidden_it_draws_nothing_and_asks_for_nothing(page, watch):
+    hydrate(page, watch)
+    page.evaluate(FRAMES, rows(watch, 3))
+    page.evaluate("() => { document.querySelector('.power-lab').style.marginTop = '5000px'; }")
+    page.wait_for_function("model.sent.at(-1).on === false")
+    assert page.inner_text(".pl-status") == "Paused while hidden"
+    page.evaluate("() => { document.querySelector('.power-lab').style.marginTop = '0'; }")
+    page.wait_for_function("model.sent.at(-1).on === true")
+    page.evaluate("stop()")
+    assert page.evaluate("model.sent.at(-1).on") is False
+    assert page.evaluate("model.count()") == 0
+    assert page.locator(".pl-watching").count() == 0
+
+
+def test_the_lookup_box_asks_and_shows(page):
+    engine = Engine(forked())
+    inspect = Inspect(engine)
+    view = inspect.prefixes()
+    hydrate(page, view)
+    page.fill("textarea", "Hello")
+    page.keyboard.press("Control+Enter")
+    asked = page.evaluate("model.sent.at(-1)")
+    assert asked == {"kind": "lookup", "prompt": "Hello", "cache_key": "", "chat": None}
+    sent = []
+    view.send = sent.append
+    view._answer(view, asked, [])
+    page.evaluate("message => model.fire('msg:custom', message)", sent[-1])
+    assert "stops here" in page.inner_text(".pl-strip")
+    assert page.input_value("textarea") == "Hello"
+    page.evaluate("model.fire('msg:custom', {kind: 'looked', html: '', message: 'Too long.'})")
+    assert page.inner_text("form output") == "Too long."
+    page.evaluate("model.dead = true")
+    page.click("form button")
+    assert "Disconnected" in page.inner_text("form output")
+    page.evaluate("stop()")
+    assert page.locator("form").count() == 0
+    assert isinstance(view, Prefixes)
+    inspect.close()
