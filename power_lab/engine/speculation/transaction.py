@@ -19,7 +19,7 @@ from power_lab.engine.request import Finish, Request
 from power_lab.engine.scheduler import Outcome
 from power_lab.engine.speculation.drafters import Draft, DraftAsk, Drafter
 from power_lab.engine.speculation.drafters.neural import Resuming
-from power_lab.engine.speculation.width import Choice, Controller, Costs, WidthAsk
+from power_lab.engine.speculation.width import HOT, Choice, Controller, Costs, WidthAsk
 from power_lab.engine.speculation.width import make as make_controller
 from power_lab.engine.speculation.width.costs import MeasuredCosts
 
@@ -211,7 +211,9 @@ class Proposer:
                 proposals[request.id] = Proposal(one.broken)
             elif isinstance(one.drafter, Resuming):
                 drafters[id(one.drafter)] = one.drafter
-                most = min(rooms[request.id], one.drafter.most)
+                most = min(request.params.width, one.drafter.most)
+                if rooms[request.id] < most:  # near its end
+                    most = max(width for width in HOT if width <= rooms[request.id])
                 asks.setdefault(one.controller, []).append((one, WidthAsk(request.id, most)))
         if len(drafters) > 1:
             return None

@@ -326,4 +326,4 @@ def test_pages_that_steps_behind_others_wrote_serve_a_draft(
     known = [*before.prompt_tokens, *before.tokens]
     record = lab.submit([*known, 5], params := case.params(max_tokens=6)).result()
     assert record.cached == 128
-    assert check(record, case.plain, params) >= 3
+    assert check(record, case.plain, params) >= 2

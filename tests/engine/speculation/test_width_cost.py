@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 import statistics
+from collections import deque
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from power_lab.engine.speculation.width import WidthAsk
+from power_lab.engine.speculation.width import HOT, WidthAsk
 from power_lab.engine.speculation.width.cost import LONGEST, MEASURED, PAUSE, PROBE, STALE, CostController, best
+from power_lab.engine.speculation.width.costs import MeasuredCosts
 from power_lab.engine.speculation.width.survival import Survival
 from tests.engine.speculation.test_width_controllers import Table
 
@@ -239,3 +242,23 @@ def test_survival_is_learnt_by_position_and_falls() -> None:
         own.add(4, 2, ())
     learnt = own.learnt(shared, 4)
     assert learnt[1] > 0.5 and learnt[2] < 0.2 and learnt == sorted(learnt, reverse=True)
+
+
+def test_rounds_that_stay_on_the_device_have_few_widths() -> None:
+    """Each is captured as a whole, so a width for every request and moment would be captured for ever."""
+    costs, controller, asked = MeasuredCosts((1, 2, 4, 8, 16)), CostController(), set()
+    for rows, seconds in ((1, 0.65), (2, 0.7), (4, 0.8), (8, 0.95), (16, 1.3)):
+        for _ in range(3):
+            costs.add_step(rows, rows, seconds)
+    controller.begin(0, "mtp")
+    rng = random.Random(0)
+    waiting: deque[int] = deque()
+    for _ in range(400):
+        (choice,) = controller.ask_ahead([WidthAsk(0, 15)], 0, costs)
+        asked.add(choice.drafts)
+        waiting.append(choice.drafts)
+        if len(waiting) > 1:  # the round ahead ends when this one is on its way
+            drafted = waiting.popleft()
+            accepted = next((at for at in range(drafted) if rng.random() > 0.75), drafted)
+            controller.observe(0, drafted, accepted, 1e-3)
+    assert asked <= {0, *HOT} and {3, 7} & asked

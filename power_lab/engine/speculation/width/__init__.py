@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+HOT = (1, 3, 7, 15, 31, 63)
+"""Widths of rounds that stay on the device, each of which is captured as a whole: few, and with the anchor's row no row is padding."""
+
 
 @dataclass(frozen=True, slots=True)
 class WidthAsk:

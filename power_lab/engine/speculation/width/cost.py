@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate, chain, repeat, zip_longest
 from operator import add, truediv
 
-from power_lab.engine.speculation.width import Choice, Costs, WidthAsk
+from power_lab.engine.speculation.width import HOT, Choice, Costs, WidthAsk
 from power_lab.engine.speculation.width.costs import WIDTHS
 from power_lab.engine.speculation.width.survival import FADE, FADE_SHARED, Rate, Survival
 
@@ -140,6 +140,11 @@ def _call(costs: Costs, drafter: str, requests: int, width: int) -> float:
     return (costs.draft(drafter, requests) if known is None else known) or 0.0
 
 
+def _hot(drafts: int) -> int:
+    """The width of the rounds that have so many, or a few more."""
+    return next((width for width in HOT if width >= drafts), drafts)
+
+
 class CostController:
     """Tokens a second over the whole step, with what was measured.
 
@@ -188,7 +193,7 @@ class CostController:
                 why = f"0: drafts did not pay, {rest} rounds more without"
                 choices[ask.request_id] = self._give(ask, 0, why, rest)
             elif state.probe:
-                drafts = min(ask.most, state.probe)
+                drafts = min(ask.most, _hot(state.probe) if ahead else state.probe)
                 choices[ask.request_id] = self._give(ask, drafts, f"{drafts}: a probe")
             else:
                 open_asks.append(ask)
@@ -224,7 +229,8 @@ class CostController:
             for survival in (state.survival, self._shared[state.drafter]):
                 survival.add(drafted, accepted, state.confidence[:drafted])
             if state.probe and not (state.ahead and drafted < state.probe):  # of two probes on their way one is enough
-                state.probe = 2 * state.probe if accepted == drafted and asked == state.probe else 0
+                whole = asked == state.probe or (state.ahead and asked > state.probe)
+                state.probe = 2 * state.probe if accepted == drafted and whole else 0
             elif accepted:
                 state.next_pause, state.refused = PAUSE, 0
         elif state.probe and asked and state.dear:
@@ -267,7 +273,8 @@ class CostController:
         paid = widest if ahead else next(width for width, _ in drafting if width >= widest)
         for ask, state, values, drafts in zip(asks, states, survival, found.drafts, strict=True):
             if drafts or (state.opinion and not dear):
-                drafts = min(ask.most, self._grown(state, drafts, paid)) if dear else ask.most
+                drafts = self._grown(state, drafts, paid) if dear else ask.most
+                drafts = min(ask.most, _hot(drafts) if ahead else drafts)
                 choice = self._give(ask, drafts, f"{drafts}: {pays}")
             elif not state.tried:
                 state.probe = PROBE

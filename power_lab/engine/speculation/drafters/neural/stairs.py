@@ -9,8 +9,7 @@ from itertools import accumulate
 import numpy as np
 
 from power_lab.engine.shapes import Coverage, Shape
-
-WIDTHS = (1, 3, 7, 15, 31, 63)  # drafts that a captured launch may have; narrower ones are padded
+from power_lab.engine.speculation.width import HOT
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +39,7 @@ class Stairs:
     def padded(self, rows: Coverage, most: int) -> Stairs:
         """What such a launch is captured as, where shapes are padded: every request as wide as the widest. most: drafts of a block."""
         places = rows.cover(self.places) or self.places
-        width = min(most, next((width for width in WIDTHS if width >= len(self.counts)), most))
+        width = min(most, next((width for width in HOT if width >= len(self.counts)), most))
         return Stairs(places, (places,) * width, self.whole, self.lead)
 
     @property
