@@ -430,8 +430,7 @@ class Scheduler:
     ) -> Span:
         request.blocks.extend(fresh)
         if resume and request.id in ahead and ahead[request.id].sampled:
-            count = 1 + len(drafts)
-            blocks = tuple(request.blocks[: blocks_for(start + count)])  # others are given back with the step before
+            count, blocks = 1 + len(drafts), self._table(request, start + 1 + len(drafts))
             return Span(request.id, start, (UNKNOWN,) * count, len(drafts), count, blocks, ahead[request.id].span)
         tokens = request.tokens[start:end]
         whole = end == len(request.tokens)
@@ -439,7 +438,13 @@ class Scheduler:
             tokens.append(-ahead[request.id].draw - 1)
             whole = True
         sampled = len(drafts) + 1 if whole else 0
-        return Span(request.id, start, (*tokens, *drafts), len(drafts), sampled, tuple(request.blocks))
+        tokens += drafts
+        blocks = self._table(request, start + len(tokens))
+        return Span(request.id, start, tuple(tokens), len(drafts), sampled, blocks)
+
+    def _table(self, request: Request, end: int) -> tuple[int, ...]:
+        """The blocks that cover positions up to `end`. Any behind these were for a step in flight, and are given back with it."""
+        return tuple(request.blocks[: blocks_for(end)])
 
     def preempt(self, request: Request) -> None:
         """Back to the front of the queue; its sealed blocks stay cached, so resuming recomputes only what was evicted."""
