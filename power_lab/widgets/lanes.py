@@ -132,6 +132,10 @@ def _bars(moments: Sequence[Moment], axis: Axis) -> list[_Bar]:
     for at in range(0, len(moments), size):
         part = moments[at : at + size]
         left, right = axis.place(part[0].begin) * WIDTH, axis.place(max(one.end for one in part)) * WIDTH
+        if size > 1 and at + size < len(moments):
+            right = max(
+                right, min(right + 0.6, axis.place(moments[at + size].begin) * WIDTH)
+            )  # hairs between bars tell nothing
         found.append(_Bar(part, left, max(_HAIR, right - left)))
     return found
 
@@ -142,11 +146,12 @@ def _rows(found: Sequence[_Bar], kind: str, value: Callable[[Moment], int]) -> L
         return None
     height = 30
     tall = [(bar, bar.mean(value) / most * (height - 1)) for bar in found]
-    # Two shades in turn, so that steps next to each other stay apart.
-    shades = ["".join(_box(bar, height, tall_) for bar, tall_ in tall[turn::2]) for turn in (0, 1)]
+    # Two shades in turn, so that steps next to each other stay apart; not where bars are steps in a row anyway.
+    turns = 2 if all(len(bar.steps) == 1 for bar in found) else 1
+    shades = [bars((bar.left, height - up, bar.width, up) for bar, up in tall[turn::turns]) for turn in range(turns)]
     content = "".join(
         path(data, f"fill='{STEPS[kind].light}' fill-opacity='{opacity}'")
-        for data, opacity in zip(shades, (1, 0.72), strict=True)
+        for data, opacity in zip(shades, (1, 0.72), strict=False)
     )
     total = sum(value(one) for bar in found for one in bar.steps)
     steps = sum(1 for bar in found for one in bar.steps if value(one))
@@ -157,10 +162,6 @@ def _rows(found: Sequence[_Bar], kind: str, value: Callable[[Moment], int]) -> L
         height,
         content,
     )
-
-
-def _box(bar: _Bar, height: float, tall: float) -> str:
-    return bars([(bar.left, height - tall, bar.width, tall)])
 
 
 def _requests(found: Sequence[_Bar]) -> Lane:

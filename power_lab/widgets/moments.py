@@ -171,9 +171,9 @@ class Axis:
         knots, at, last = [(start, 0.0)], 0.0, start
         for low, high in cuts:
             at += low - last
-            knots.append((low, at / total))
+            knots.append((low, min(1.0, at / total)))
             at += wide
-            knots.append((high, at / total))
+            knots.append((high, min(1.0, at / total)))
             last = high
         return cls((*knots, (max(end, last + 1e-9), 1.0)), cuts)
 

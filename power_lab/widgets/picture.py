@@ -31,10 +31,17 @@ def image(drawing: str, alt: str, *, style: str = "max-width:100%;height:auto") 
 
 
 def bars(boxes: Iterable[tuple[float, float, float, float]]) -> str:
-    """Path data of many boxes (left, top, width, height): one element, however many there are."""
-    return "".join(
-        f"M{_short(x)} {_short(y)}h{_short(w)}v{_short(h)}h-{_short(w)}z" for x, y, w, h in boxes if w > 0 and h > 0
-    )
+    """Path data of many boxes (left, top, width, height): one element, however many there are. Equal ones that touch become one."""
+    drawn: list[list[float]] = []
+    for x, y, width, height in boxes:
+        if width <= 0 or height <= 0:
+            continue
+        last = drawn[-1] if drawn else None
+        if last and abs(last[0] + last[2] - x) < 0.05 and abs(last[1] - y) < 0.05 and abs(last[3] - height) < 0.05:
+            last[2] += width
+        else:
+            drawn.append([x, y, width, height])
+    return "".join(f"M{_short(x)} {_short(y)}h{_short(w)}v{_short(h)}h-{_short(w)}z" for x, y, w, h in drawn)
 
 
 def path(data: str, look: str) -> str:

@@ -11,7 +11,7 @@ from power_lab.widgets.picture import FAINT, bars, image, line, path, svg, text
 from power_lab.widgets.text import count, percent
 
 WIDTH = 760  # px
-MOST = 240  # bars; a bar stands for several rounds in a row where there are more
+MOST = 200  # bars; a bar stands for several rounds in a row where there are more
 _LEFT, _RIGHT, _SIDE, _PANEL = 92, 10, 64, 40  # px: margins; tallest side of the bars; a panel below them
 _TALL, _WIDE, _SHORT = 12.0, 18.0, 160.0  # px, at most: of one token, of one bar; at least: of all bars
 
@@ -142,7 +142,7 @@ def _panel(
     words: tuple[str, str],
     ends: tuple[str, str],
 ) -> list[str]:
-    step = max(1, len(points) // 400)
+    step = max(1, len(points) // 250)
     drawn = [
         (_LEFT + (at + 0.5) * pitch, top + _PANEL * (1 - value / most)) for at, value in (points[::step] + points[-1:])
     ]

@@ -14,7 +14,7 @@ from power_lab.widgets.chrome_trace import chrome_trace
 from power_lab.widgets.figure import table
 from power_lab.widgets.lanes import MOST, lanes, lanes_html, lanes_svg
 from power_lab.widgets.moments import Axis, Moment, gaps, of_engine, of_run, typical
-from power_lab.widgets.palette import STEPS, legend
+from power_lab.widgets.palette import GRAPHS, PARTS, STEPS, legend
 from power_lab.widgets.text import count, percent, seconds, stat
 from power_lab.widgets.view import View
 
@@ -110,13 +110,7 @@ class Timeline(View):
             return _EMPTY
         axis = self._axis()
         found = lanes(self._moments, axis)
-        return (
-            self._head()
-            + legend(STEPS, self._counts())
-            + lanes_html(found, axis)
-            + self._notes(axis)
-            + _longest(self._moments)
-        )
+        return self._head() + self._legends() + lanes_html(found, axis) + self._notes(axis) + _longest(self._moments)
 
     def refresh(self) -> None:
         """Read the steps again. Raises PowerLabError when the engine is gone; the last ones stay."""
@@ -132,14 +126,18 @@ class Timeline(View):
     def _axis(self) -> Axis:
         return Axis.of(self._moments, 0.0 if self._run is not None or not self._moments else self._moments[0].begin)
 
-    def _counts(self) -> dict[str, int]:
-        found = {
-            name: sum(getattr(one, name) for one in self._moments)
-            for name in ("prefill", "decode", "verify", "preempted")
+    def _legends(self) -> str:
+        """Of rows and requests, and of what steps ran as or rounds spent their time on, where that is told."""
+        moments = self._moments
+        counts = {
+            name: sum(getattr(one, name) for one in moments) for name in ("prefill", "decode", "verify", "preempted")
         }
-        found["running"] = max(one.running for one in self._moments)
-        found["waiting"] = max(one.waiting for one in self._moments)
-        return found | {"gap": len(gaps(self._moments))}
+        counts |= {name: max(getattr(one, name) for one in moments) for name in ("running", "waiting")}
+        hows = {how: sum(one.how == how for one in moments) for how in GRAPHS}
+        parts = {part: sum(part in one.parts for one in moments) for part in PARTS}
+        found = legend(STEPS, counts | {"gap": len(gaps(moments))})
+        found += legend(GRAPHS, hows) if hows["replay"] or hows["capture"] else ""
+        return found + (legend(PARTS, parts) if any(parts.values()) else "")
 
     def _head(self) -> str:
         moments = self._moments

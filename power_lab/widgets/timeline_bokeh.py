@@ -30,7 +30,7 @@ def explorer(moments: Sequence[Moment]) -> Column:
 
     source = ColumnDataSource(_columns(moments))
     plots: list[Any] = []
-    for height, title in ((220, "rows"), (110, "requests"), (90, "device work, share of the step")):
+    for height, title in ((240, "rows"), (140, "requests"), (130, "device")):
         options = {"x_range": plots[0].x_range} if plots else {}
         plot = figure(
             height=height,
@@ -67,7 +67,14 @@ def explorer(moments: Sequence[Moment]) -> Column:
     box = {"left": "begin", "right": "end", "source": source, "line_color": None}
     held = requests.quad(bottom="zero", top="running", color=STEPS["running"].light, legend_label="running", **box)
     requests.quad(bottom="running", top="all", color=STEPS["waiting"].light, alpha=0.5, legend_label="waiting", **box)
-    work = device.quad(bottom="zero", top="share", color=STEPS["decode"].light, alpha=0.7, **box)
+    work = device.quad(
+        bottom="zero",
+        top="share",
+        color=STEPS["decode"].light,
+        alpha=0.7,
+        legend_label="device work, share of the step",
+        **box,
+    )
     pauses = gaps(moments)
     device.quad(
         left=[1e3 * low for low, _ in pauses],
@@ -81,10 +88,12 @@ def explorer(moments: Sequence[Moment]) -> Column:
     )
     for plot, drawn in ((rows, tops), (requests, [held]), (device, [work])):
         plot.add_tools(HoverTool(tooltips=_TIPS, renderers=drawn))
-        if plot.legend:
-            plot.legend.orientation = "horizontal"
-            plot.legend.label_text_font_size = "10px"
-            plot.legend.background_fill_alpha = 0.6
+        legend = plot.legend[0]
+        plot.add_layout(legend, "above")  # beside the data and not on it
+        legend.orientation = "horizontal"
+        legend.border_line_color = None
+        legend.padding = 2
+        legend.label_text_font_size = "11px"
     return column(*plots, sizing_mode="stretch_width")
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import sync_playwright
 
 from power_lab.run import Run
 from power_lab.widgets.inspect import Inspect
+from power_lab.widgets.lens import Lens
 from power_lab.widgets.view import View
 from tests.browser.lab import FLAGS, chromium
 from tests.factories import block_states, run_record
+from tests.widgets.test_lens import RUN, answer
 
 FAKE_MODEL = """
 window.fake = (traits) => {
@@ -24,6 +27,7 @@ window.fake = (traits) => {
     send(message) { this.sent.push(message); if (this.dead) throw new Error("closed"); },
     on: (name, handler) => (handlers[name] ??= []).push(handler),
     off: (name, handler) => { handlers[name] = (handlers[name] ?? []).filter((other) => other !== handler); },
+    answer: (...values) => (handlers["msg:custom"] ?? []).forEach((handler) => handler(...values)),
     fire: (name, value) => (handlers[name] ?? []).forEach((handler) => handler(value)),
     count: () => Object.values(handlers).flat().length,
   };
@@ -69,7 +73,8 @@ def inspect():
 
 def hydrate(page, view):
     page.evaluate("html => { document.body.innerHTML = html; }", view._repr_mimebundle_()["text/html"])
-    traits = json.dumps({"view_id": view.view_id, "refreshable": view.refreshable, "live": view.live})
+    names = ("view_id", "refreshable", "live", "files", "stops")
+    traits = json.dumps({name: getattr(view, name) for name in names})
     page.evaluate(f"() => {{ window.model = fake({traits}); window.stop = view.initialize({{ model }}); }}")
 
 
@@ -108,7 +113,7 @@ def test_a_view_that_appears_later_is_found_and_left_as_it_was(page, inspect):
 
 def test_refresh_live_and_lost_kernels(page, inspect):
     hydrate(page, inspect.blocks())
-    status = page.locator(".pl-status")
+    status = page.locator(".pl-live .pl-status")
     assert status.inner_text() == "Snapshot from when the cell ran"
     page.click(".pl-live button")
     assert page.evaluate("model.sent") == [{"kind": "refresh"}]
@@ -165,3 +170,109 @@ def test_a_layout_asks_for_the_content(page, inspect):
     assert page.locator(".pl-live").count() == 1
     page.evaluate("stop()")
     assert page.evaluate("model.count()") == 0
+
+
+def test_files_are_saved_from_what_the_kernel_sends(page, inspect):
+    hydrate(page, inspect.acceptance(Run(run_record(30))))
+    page.get_by_role("button", name="SVG").click()
+    assert page.evaluate("model.sent") == [{"kind": "export", "format": "svg"}]
+    with page.expect_download() as saved:
+        page.evaluate(
+            "model.answer({kind: 'file', name: 'a.svg', mime: 'image/svg+xml'}, [new TextEncoder().encode('<svg/>')])"
+        )
+    assert saved.value.suggested_filename == "a.svg"
+    assert saved.value.path().read_text() == "<svg/>"
+    assert page.inner_text(".pl-tools .pl-status") == "Saved a.svg"
+    page.evaluate("model.answer({kind: 'failed', message: 'no file'})")
+    assert page.inner_text(".pl-tools .pl-status") == "no file"
+    page.evaluate("model.dead = true")
+    page.get_by_role("button", name="CSV").click()
+    assert page.inner_text(".pl-tools .pl-status") == "Disconnected from the kernel"
+    page.evaluate("stop()")
+    assert page.locator(".pl-tools").count() == 0
+    assert page.evaluate("model.count()") == 0
+
+
+def test_sliders_answer_without_the_kernel(page, inspect):
+    view = inspect.acceptance(Run(run_record(60)))
+    hydrate(page, view)
+    page.click(".pl-choices summary")
+    said = page.locator("output")
+    results = view.choices.results["ngram"]
+    page.select_option(".pl-choices select", "ngram")
+    page.focus(".pl-choices input")
+    for width, result in results.items():
+        page.evaluate(
+            "at => { const s = document.querySelector('.pl-choices input'); s.value = at; s.dispatchEvent(new Event('input')); }",
+            list(results).index(width),
+        )
+        assert f"Width {width}: {result.target_passes} rounds" in said.inner_text()
+        assert page.locator("tr.pl-chosen td").first.inner_text() == str(width)
+    assert page.locator(".pl-choice table:visible").count() == 1
+    page.keyboard.press("ArrowLeft")
+    assert f"Width {list(results)[-2]}:" in said.inner_text()
+    page.clock.run_for(200)
+    assert page.evaluate("model.sent.at(-1)") == {"kind": "what-if", "drafter": "ngram", "width": list(results)[-2]}
+    page.evaluate("model.answer({kind: 'part', html: '<p id=chart>chart</p>'})")
+    assert page.inner_text("#chart") == "chart"
+    page.evaluate("model.dead = true")
+    page.keyboard.press("ArrowLeft")
+    page.clock.run_for(200)
+    assert f"Width {list(results)[-3]}:" in said.inner_text()
+    page.evaluate("stop()")
+    assert page.locator(".pl-choice table:visible").count() == len(view.choices.results)
+    assert page.locator("input[type=range], .pl-chosen").count() == 0
+
+
+def test_a_timeline_zooms_and_pans_by_keys_buttons_and_wheel(page, inspect):
+    hydrate(page, inspect.timeline(Run(run_record(60))))
+    wide = "document.querySelector('.pl-lane img').getBoundingClientRect().width"
+    before = page.evaluate(wide)
+    page.get_by_role("button", name="Zoom in").click()
+    assert page.evaluate(wide) == pytest.approx(2 * before)
+    page.focus(".pl-lanes")
+    page.keyboard.press("+")
+    assert page.evaluate(wide) == pytest.approx(4 * before)
+    at = page.evaluate("document.querySelector('.pl-lanes').scrollLeft")
+    assert at > 0  # the middle stays where it was
+    page.keyboard.press("-")
+    page.get_by_role("button", name="Show all").click()
+    assert page.evaluate(wide) == pytest.approx(before)
+    page.hover(".pl-lane img")
+    page.keyboard.down("Control")
+    page.mouse.wheel(0, -300)
+    page.keyboard.up("Control")
+    page.wait_for_function(f"{wide} > {1.5 * before}")
+    page.focus(".pl-lanes")
+    page.keyboard.press("0")
+    assert page.evaluate(wide) == pytest.approx(before)
+
+
+def test_a_lens_walks_by_buttons_and_its_content_is_replaced(page):
+    view = Lens(answer, RUN)
+    hydrate(page, view)
+    page.get_by_role("button", name="Position after").click()
+    assert page.evaluate("model.sent") == [{"kind": "go", "to": "after"}]
+    page.evaluate("html => model.answer({kind: 'body', html})", "<p>other place</p>")
+    assert page.inner_text(".pl-body") == "other place"
+    page.evaluate("model.dead = true")
+    page.get_by_role("button", name="Position before").click()
+    assert page.get_by_role("button", name="Position before").is_disabled()
+    view.close()
+
+
+@pytest.mark.parametrize("name", ["acceptance", "timeline", "empty", "lens"])
+def test_accessible_to_axe(page, inspect, name):
+    run = Run(run_record(60, logprobs=True))
+    view = {
+        "acceptance": lambda: inspect.acceptance(run),
+        "timeline": lambda: inspect.timeline(run),
+        "empty": lambda: inspect.acceptance(Run(run_record(10, drafter="off", params={"speculate": "off"}))),
+        "lens": lambda: Lens(answer, RUN),
+    }[name]()
+    page.clock.resume()
+    hydrate(page, view)
+    page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+    found = Axe().run(page, context=".power-lab").response["violations"]
+    assert [(one["id"], one["nodes"][0]["html"][:120]) for one in found] == []
+    view.close()

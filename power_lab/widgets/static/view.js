@@ -56,7 +56,12 @@ function details(root, body, signal) {
     if (next === box) box.focus();
     else if (next) focus(next);
   };
-  body.addEventListener("pointerover", (event) => show(event.target, false), { signal });
+  let pointer = "";
+  body.addEventListener("pointerover", (event) => {
+    const place = `${event.clientX} ${event.clientY}`;
+    if (place !== pointer) show(event.target, false); // else the content was scrolled below a pointer that rests
+    pointer = place;
+  }, { signal });
   body.addEventListener("focusin", (event) => show(event.target, true), { signal });
   body.addEventListener("keydown", walk, { signal });
   return line;
@@ -217,7 +222,8 @@ function choices(body, model, signal) {
     const rows = [...table.tBodies[0].rows];
     slider.max = rows.length - 1;
     tables.forEach((other) => (other.parentElement.hidden = other !== table));
-    rows.forEach((row, index) => row.classList.toggle("pl-chosen", index === +slider.value));
+    box.querySelectorAll(".pl-chosen").forEach((row) => row.classList.remove("pl-chosen"));
+    rows[slider.value].classList.add("pl-chosen");
     const [width, rounds, drafted, vain, rate, speed] = [...rows[slider.value].cells].map((cell) => cell.lastChild.textContent.trim());
     slider.setAttribute("aria-valuetext", `width ${width}`);
     said.textContent = `Width ${width}: ${rounds} rounds, ${rate} tokens each; ${drafted} drafted, ${vain} in vain; ${speed}${/^[0-9]/.test(speed) ? " tokens/s" : ""}`;
