@@ -13,18 +13,9 @@ import msgspec
 import power_lab
 from power_lab.engine.host.gauges import Gauges, Reading
 from power_lab.engine.revision import code_digest
-from power_lab.engine.vitals import EngineVitals, Vitals, rated
-from power_lab.errors import ConfigError
+from power_lab.engine.vitals import EngineVitals, Vitals, checked, rated
 
-SLOWEST_HZ, FASTEST_HZ = 0.2, 20.0
 GAUGES_S = 1.0  # how often the device is asked
-
-
-def checked(hz: float) -> float:
-    """Raises ConfigError for a rate that is not offered."""
-    if not SLOWEST_HZ <= hz <= FASTEST_HZ:  # also refuses NaN
-        raise ConfigError("hz", f"{hz} is outside {SLOWEST_HZ}..{FASTEST_HZ:.0f} samples a second")
-    return hz
 
 
 class Subscription:

@@ -17,6 +17,7 @@ from power_lab.engine.inspection import (
     ShapesReport,
     StepRecord,
 )
+from power_lab.errors import ConfigError
 
 __all__ = [
     "BucketReport",
@@ -34,8 +35,19 @@ __all__ = [
     "ShapesReport",
     "StepRecord",
     "Vitals",
+    "checked",
     "rated",
 ]
+
+
+SLOWEST_HZ, FASTEST_HZ = 0.2, 20.0
+
+
+def checked(hz: float) -> float:
+    """Raises ConfigError for a rate of samples that is not offered."""
+    if not SLOWEST_HZ <= hz <= FASTEST_HZ:  # also refuses NaN
+        raise ConfigError("hz", f"{hz} is outside {SLOWEST_HZ}..{FASTEST_HZ:.0f} samples a second")
+    return hz
 
 
 class _Report(msgspec.Struct, frozen=True, kw_only=True):

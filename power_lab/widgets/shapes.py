@@ -397,7 +397,7 @@ def _titled(title: str, html: str) -> str:
 
 def bucket_report(demand: dict[int, int], declared: Coverage) -> Any:
     """As the engine's report has it, by padded rows alone: a record holds no costs."""
-    from power_lab.engine.shapes_report import planned
+    from power_lab.engine.bucket_report import planned
     from power_lab.engine.speculation.width.costs import MeasuredCosts
 
     return planned(demand, declared, MeasuredCosts())

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import traitlets
 
-from power_lab.engine.subscription import checked
-from power_lab.engine.vitals import EngineVitals, Vitals
+from power_lab.engine.vitals import EngineVitals, Vitals, checked
 from power_lab.errors import ConfigError, HostUnavailable, PowerLabError
 from power_lab.widgets.history import FIELDS, History
 from power_lab.widgets.view import View

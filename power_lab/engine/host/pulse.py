@@ -15,8 +15,8 @@ from power_lab.engine.host import protocol as wire
 from power_lab.engine.host.gauges import Gauges, Reading
 from power_lab.engine.host.threads import on_thread
 from power_lab.engine.revision import code_digest
-from power_lab.engine.subscription import GAUGES_S, checked
-from power_lab.engine.vitals import EngineVitals, RunVitals, Vitals, rated
+from power_lab.engine.subscription import GAUGES_S
+from power_lab.engine.vitals import EngineVitals, RunVitals, Vitals, checked, rated
 from power_lab.errors import QueueFull
 
 if TYPE_CHECKING:
