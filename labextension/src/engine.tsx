@@ -1,7 +1,7 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
 import * as React from 'react';
 
-import { bytes, count, duration, percent, rate, ratio } from './format.js';
+import { baseName, bytes, count, duration, percent, rate, ratio } from './format.js';
 import type { IPoint, IRates } from './history.js';
 import { Bar, ShareStat, Sparkline, Stat } from './parts.js';
 import type { Action, IEngine, IRun } from './vitals.js';
@@ -29,7 +29,7 @@ export function EngineCard(props: IEngineProps): JSX.Element {
     <article className="jp-PowerLab-engine" aria-label={engine.model} data-engine={engine.engine}>
       <header className="jp-PowerLab-engineHead">
         <h3 title={engine.model}>{engine.model}</h3>
-        <State engine={engine} trans={trans} />
+        <State engine={engine} reachable={props.reachable} trans={trans} />
       </header>
       <p className="jp-PowerLab-quiet" title={engine.drafter ? trans.__('Device · mode · drafter') : trans.__('Device · mode')}>
         {details}
@@ -60,8 +60,11 @@ function ActionButton(props: IEngineProps & { action: Action; name: string; disa
   );
 }
 
-function State(props: { engine: IEngine; trans: TranslationBundle }): JSX.Element {
+function State(props: { engine: IEngine; reachable: boolean; trans: TranslationBundle }): JSX.Element {
   const { engine, trans } = props;
+  if (!props.reachable) {
+    return <span className="jp-PowerLab-state">{trans.__('last known')}</span>;
+  }
   if (engine.state === 'loading') {
     return <span className="jp-PowerLab-state jp-mod-loading">{trans.__('loading')}</span>;
   }
@@ -86,7 +89,7 @@ function Figures(props: IEngineProps): JSX.Element {
   const since = { recent: trans.__('Over the last two seconds.'), ever: trans.__('Since this engine began.') };
   const minutes = duration(props.seconds);
   const steps = engine.replays + engine.captures + engine.eager;
-  const graphs = engine.replays + engine.captures > 0;
+  const graphs = engine.device !== 'cpu' && engine.replays + engine.captures > 0; // a CPU's are steps that were recorded, no graphs of a device
   return (
     <>
       <div className="jp-PowerLab-speed">
@@ -146,12 +149,13 @@ function Memory(props: IEngineProps): JSX.Element {
 
 function Users(props: { engine: IEngine; trans: TranslationBundle }): JSX.Element {
   const { engine, trans } = props;
-  const names = engine.clients.join(', ');
+  const paths = engine.clients.join(', ');
+  const names = engine.clients.map(baseName).join(', ');
   const ends = engine.ends_in_s;
   return (
     <div className="jp-PowerLab-users">
       {names ? (
-        <p title={names}>
+        <p title={paths}>
           <span className="jp-PowerLab-quiet">{trans.__('Used by')}</span> {names}
         </p>
       ) : (
@@ -176,7 +180,7 @@ function RunLine(props: { run: IRun; trans: TranslationBundle }): JSX.Element {
   return (
     <li>
       <span className="jp-PowerLab-runName" title={run.client}>
-        {run.client || trans.__('run %1', run.run)}
+        {baseName(run.client) || trans.__('run %1', run.run)}
       </span>
       <span className="jp-PowerLab-number">{trans._n('%1 token', '%1 tokens', run.tokens)}</span>
       <span className="jp-PowerLab-number">{duration(run.age_s)}</span>

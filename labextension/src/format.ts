@@ -55,3 +55,8 @@ export function duration(seconds: number): string {
 export function short(digest: string): string {
   return digest.length > 16 ? `${digest.slice(0, 12)}…` : digest;
 }
+
+/** The last part of a path, whatever the system it is from. */
+export function baseName(path: string): string {
+  return path.split(/[\\/]/).pop() || path;
+}

@@ -2,7 +2,7 @@ import assert from 'node:assert/strict';
 import { test } from 'node:test';
 
 import { read } from '../lib/evidence.js';
-import { bytes, duration, percent, rate } from '../lib/format.js';
+import { baseName, bytes, duration, percent, rate } from '../lib/format.js';
 import { History } from '../lib/history.js';
 import { ceiling, line } from '../lib/sparkline.js';
 import { summary } from '../lib/summary.js';
@@ -90,4 +90,11 @@ test('a receipt is read whatever is in it', () => {
   for (const claim of [null, 3, [], { engine: 'x', model: { quantisation: [1], sha256: {} }, sampling: { stop: '<img src=x>' } }]) {
     assert.ok(read({ schema: 'power-lab.receipt/1', claim, observed: 7 }, words));
   }
+});
+
+test('a notebook is shown by its name, without its folders', () => {
+  assert.equal(baseName('/home/ada/work/notebooks/tour.ipynb'), 'tour.ipynb');
+  assert.equal(baseName('C:\\work\\tour.ipynb'), 'tour.ipynb');
+  assert.equal(baseName('python script.py'), 'python script.py');
+  assert.equal(baseName('/'), '/');
 });
