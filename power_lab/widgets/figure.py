@@ -40,9 +40,7 @@ def meter(share: float, kind: str, wide: int = 10) -> str:
     """A bar of characters, `wide` of them at a share of 1: what is drawn by style alone is lost on pages that take styles out."""
     eighths = max(1, round(share * wide * 8))
     bar = "█" * (eighths // 8) + ("", *"▏▎▍▌▋▊▉")[eighths % 8]
-    return (
-        f'<span class="pl-meter" aria-hidden="true" style="color:var(--pl-{kind},{MARKS[kind].light})">{bar}</span> '
-    )
+    return f'<span class="pl-meter" aria-hidden="true" style="color:var(--pl-{kind},{MARKS[kind].light})">{bar}</span> '
 
 
 def table(head: Iterable[str], rows: Iterable[Sequence[str]], left: Sequence[int] = ()) -> str:

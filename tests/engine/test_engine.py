@@ -298,7 +298,9 @@ def test_a_device_has_its_next_step_before_anybody_hears_of_the_last(
     engine = tiny.engine(tiny.Shape(layers=1), behind(numba_ops(1)), kv_tokens=1024)
     on_way: list[int] = []
     params = SamplingParams(max_tokens=20, ignore_eos=True, **options)  # type: ignore[arg-type]
-    record = engine.submit(prompt_of(1, 40), params, on_delta=lambda _: on_way.append(len(engine._stepper._flights))).result()
+    record = engine.submit(
+        prompt_of(1, 40), params, on_delta=lambda _: on_way.append(len(engine._stepper._flights))
+    ).result()
     assert record.finish == "length" and len(record.tokens) == 20
     assert all(on_way[:-2]), "each step but the last was followed at once"
     want = tiny.engine(tiny.Shape(layers=1), numba_ops(1), kv_tokens=1024).generate(prompt_of(1, 40), params)
