@@ -7,6 +7,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import pytest
@@ -193,9 +194,9 @@ def test_a_step_reads_its_own_requests_only(numba_ops: Callable[[int], Ops]) -> 
     engine = tiny.engine(tiny.Shape(layers=1), numba_ops(2), max_batch=1)
     launch, seen = engine._runner.launch, []
 
-    def watch(plan: StepPlan, requests: Mapping[int, Request]) -> Launched:
+    def watch(plan: StepPlan, requests: Mapping[int, Request], *drafter: Any) -> Launched:
         seen.append(list(requests))
-        return launch(plan, requests)
+        return launch(plan, requests, *drafter)
 
     engine._runner.launch = watch
     for _ in range(3):
@@ -318,12 +319,12 @@ def test_a_step_that_cannot_follow_is_told_in_its_turn(
     owner = engine._scheduler if fault == "plan" else engine._runner
     real, calls = getattr(owner, fault), 0
 
-    def failing(*args: object) -> object:
+    def failing(*args: object, **options: object) -> object:
         nonlocal calls
         calls += 1
         if calls > 3:
             raise ValueError("planted")
-        return real(*args)
+        return real(*args, **options)
 
     monkeypatch.setattr(owner, fault, failing)
     record = engine.generate(prompt_of(1, 40), params)
@@ -388,12 +389,12 @@ def test_an_interrupt_between_a_commit_and_the_next_step_loses_nothing(
     engine = tiny.engine(tiny.Shape(layers=1), behind(numba_ops(1)), kv_tokens=1024)
     launch, calls = engine._runner.launch, 0
 
-    def interrupted(plan: StepPlan, requests: Mapping[int, Request]) -> Launched:
+    def interrupted(plan: StepPlan, requests: Mapping[int, Request], *drafter: Any) -> Launched:
         nonlocal calls
         calls += 1
         if calls % 3 == 0:
             raise KeyboardInterrupt
-        return launch(plan, requests)
+        return launch(plan, requests, *drafter)
 
     monkeypatch.setattr(engine._runner, "launch", interrupted)
     ticket, interrupts = engine.submit(prompt_of(1, 40), params), 0
