@@ -160,6 +160,7 @@ class _Session:
                 await self._set_language(client)
                 await self._run_cells(client)
                 client.set_widgets_metadata()
+                _forget_own_views(self.document.metadata)
         except NoSuchKernel:
             raise PowerLabError(
                 f"The Jupyter kernel {self.kernel!r} is not installed.",
@@ -273,3 +274,14 @@ def _write(document: NotebookNode, path: Path) -> None:
 
 def _first_line(text: str) -> str:
     return text.strip().partition("\n")[0][:200]
+
+
+def _forget_own_views(metadata: Any) -> None:
+    """Our inspectors are HTML in the outputs and need no saved state, which would hold script and style of each."""
+    saved = metadata.get("widgets", {}).get("application/vnd.jupyter.widget-state+json", {}).get("state", {})
+    for name, model in [*saved.items()]:
+        if str(model["state"].get("_anywidget_id", "")).startswith("power_lab."):
+            del saved[name]
+            saved.pop(str(model["state"].get("layout", "")).removeprefix("IPY_MODEL_"), None)
+    if not saved:
+        metadata.pop("widgets", None)

@@ -113,6 +113,22 @@ class TestRun:
         assert path.read_bytes() == before
         assert outputs(found["output"])[0][0].text.strip() == str(tmp_path), "cells run in the notebook's folder"
 
+    def test_states_of_our_own_views_are_not_kept_and_those_of_others_are(self, power_lab, tmp_path):
+        view = "from power_lab.widgets.view import View; View()"
+        path = notebook(tmp_path / "a.ipynb", f"{view}.close() or 1", view.replace("View()", "view = View()"), "0")
+        assert power_lab("run", path, "--kernel", "python3").returncode == 0
+        assert "_esm" not in path.read_text()
+        assert "widgets" not in nbformat.read(path, as_version=4).metadata
+        other = notebook(
+            tmp_path / "b.ipynb",
+            f"{view.replace('View()', 'view = View()')}",
+            "import ipywidgets; ipywidgets.IntSlider()",
+        )
+        assert power_lab("run", other, "--kernel", "python3").returncode == 0
+        states = nbformat.read(other, as_version=4).metadata.widgets["application/vnd.jupyter.widget-state+json"].state
+        assert {model.model_name for model in states.values()} == {"IntSliderModel", "LayoutModel", "SliderStyleModel"}
+        assert len(states) == 3
+
     def test_a_failing_cell_is_named_with_its_traceback(self, power_lab, tmp_path):
         path = notebook(tmp_path / "a.ipynb", "x = 1", "y = 1 / 0", "print('never')")
         done = power_lab("run", path, "--kernel", "python3")

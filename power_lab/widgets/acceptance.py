@@ -15,7 +15,7 @@ from power_lab.widgets.palette import TOKENS, legend
 from power_lab.widgets.rounds_chart import course_chart, rounds_svg
 from power_lab.widgets.rounds_table import reasons, rounds_table
 from power_lab.widgets.text import count, percent, stat
-from power_lab.widgets.view import View
+from power_lab.widgets.view import View, script
 
 if TYPE_CHECKING:
     import xarray
@@ -29,6 +29,7 @@ class Acceptance(View):
         rows: most table rows drawn; the dataset has all rounds.
     """
 
+    _esm = script("view", "choices")
     rows: ClassVar[str] = "round"
 
     def __init__(self, run: Run, rows: int = 150) -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from power_lab.run import NO_MATH
 from power_lab.widgets.palette import MARKS, TOKENS
-from power_lab.widgets.style import style
+from power_lab.widgets.style import framed
 from power_lab.widgets.text import visible
 
 
@@ -20,7 +19,7 @@ class Figure:
         return self.text
 
     def _repr_html_(self) -> str:
-        return f'<div class="power-lab {NO_MATH}"><style>{style()}</style><div class="pl-body">{self.html}</div></div>'
+        return framed(self.html)
 
 
 def scrolling(title: str, html: str, shown: bool, group: str = "") -> str:

@@ -18,7 +18,7 @@ from power_lab.widgets.figure import marked, meter, table
 from power_lab.widgets.palette import TOKENS, legend
 from power_lab.widgets.picture import bars, path, svg, text
 from power_lab.widgets.text import count, stat, visible
-from power_lab.widgets.view import View
+from power_lab.widgets.view import View, script
 
 if TYPE_CHECKING:
     import xarray
@@ -63,6 +63,7 @@ class Lens(View):
     """
 
     rows: ClassVar[str] = "candidate"
+    _esm = script("view", "walk")
 
     def __init__(
         self,

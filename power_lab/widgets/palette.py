@@ -6,6 +6,7 @@ light themes and a lighter one for dark themes. Colour never stands alone: every
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 from html import escape
 
@@ -202,9 +203,15 @@ def legend(marks: dict[str, Mark], counts: dict[str, int]) -> str:
     return f'<div class="pl-legend">{items}</div>'
 
 
-def variables() -> str:
-    """CSS custom properties `--pl-<kind>` for light themes, and for dark ones of JupyterLab, Notebook and VS Code."""
-    marks = MARKS.values()
+def variables(used: Container[str] | None = None) -> str:
+    """CSS custom properties `--pl-<kind>` for light themes, and for dark ones of JupyterLab, Notebook and VS Code.
+
+    Args:
+        used: names of the kinds that are wanted; None for all.
+    """
+    marks = [mark for mark in MARKS.values() if used is None or mark.name in used]
+    if not marks:
+        return ""
     light = "".join(f"--pl-{mark.name}:{mark.light};" for mark in marks)
     dark = "".join(f"--pl-{mark.name}:{mark.dark};" for mark in marks)
     return f'.power-lab{{{light}}}[data-jp-theme-light="false"] .power-lab,.vscode-dark .power-lab{{{dark}}}'

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from html import escape
-from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -19,7 +18,7 @@ from power_lab.widgets.palette import PREFIXES, legend
 from power_lab.widgets.picture import FAINT, INK, bars, path, svg, text
 from power_lab.widgets.prefix_tree import Stretch, next_evictions, stretches
 from power_lab.widgets.text import ago, count, nbytes, percent, seconds, stat, visible
-from power_lab.widgets.view import View
+from power_lab.widgets.view import View, script
 
 if TYPE_CHECKING:
     import xarray
@@ -32,7 +31,6 @@ _LISTED = 120  # stretches
 _LINKS = 24  # blocks of a stretch
 _NEXT = 8  # evictions told
 _LONGEST_PROMPT = 1 << 20  # characters that a page may ask about
-_STATIC = files("power_lab.widgets") / "static"
 
 
 class Lookup(Protocol):
@@ -52,7 +50,7 @@ class Prefixes(View):
         found: the latest answer to a prompt.
     """
 
-    _esm = View._esm + (_STATIC / "lookup.js").read_text(encoding="utf-8")
+    _esm = script("view", "lookup")
 
     rows = "node"
     askable = traitlets.Bool(True).tag(sync=True)
@@ -151,9 +149,8 @@ class Prefixes(View):
         )
 
     def body(self) -> str:
-        style = f"<style>{(_STATIC / 'engine.css').read_text(encoding='utf-8')}</style>"
         found = lookup_html(self.found, self._tree.block_tokens) if self.found is not None else ""
-        return style + _body(self._tree, found)
+        return _body(self._tree, found)
 
     def picture(self) -> str:
         return _picture(stretches(self._tree)) if self._tree.nodes else ""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from html import escape
-from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from power_lab.engine.trace import RunRecord
 
 SCHEMA = "power-lab.shapes/1"
-_STATIC = files("power_lab.widgets") / "static"
 _ROWS = 60  # shapes listed
 _SIZES = 256  # row counts that buckets are compared for; planning is quadratic in them
 _CHOICES = (1, 2, 4, 8, 16, 32)  # how many buckets are compared
@@ -107,7 +105,7 @@ class Shapes(View):
         )
 
     def body(self) -> str:
-        return f"<style>{(_STATIC / 'engine.css').read_text(encoding='utf-8')}</style>" + _body(self._report)
+        return _body(self._report)
 
     def picture(self) -> str:
         return _demand(self._report) if self._report.demand else ""

@@ -16,7 +16,7 @@ from power_lab.widgets.lanes import MOST, lanes, lanes_html, lanes_svg
 from power_lab.widgets.moments import Axis, Moment, gaps, of_engine, of_run, typical
 from power_lab.widgets.palette import GRAPHS, PARTS, STEPS, legend
 from power_lab.widgets.text import count, percent, seconds, stat
-from power_lab.widgets.view import View
+from power_lab.widgets.view import View, script
 
 if TYPE_CHECKING:
     import xarray
@@ -39,6 +39,7 @@ class Timeline(View):
 
     formats: ClassVar[tuple[str, ...]] = ("csv", "netcdf", "json", "svg", "trace")
     rows: ClassVar[str] = "step"
+    _esm = script("view", "zoom")
 
     def __init__(
         self,

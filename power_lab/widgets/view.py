@@ -17,14 +17,18 @@ import anywidget
 import traitlets
 
 from power_lab.errors import ConfigError, PowerLabError
-from power_lab.run import NO_MATH
 from power_lab.widgets.export import FORMATS, to_csv, to_json, to_netcdf
-from power_lab.widgets.style import style
+from power_lab.widgets.style import framed, live_style
 
 if TYPE_CHECKING:
     import xarray
 
 _STATIC = files("power_lab.widgets") / "static"
+
+
+def script(*parts: str) -> str:
+    """A view's script: what all begin with, then its own parts. Each widget carries it, so a view names only those that it needs."""
+    return "".join((_STATIC / f"{part}.js").read_text(encoding="utf-8") for part in ("page", *parts))
 
 
 class View(anywidget.AnyWidget):
@@ -43,7 +47,8 @@ class View(anywidget.AnyWidget):
     rows: ClassVar[str] = ""
 
     # Text and not a path: with a path anywidget keeps every closed widget alive (manzt/anywidget#929).
-    _esm = (_STATIC / "view.js").read_text(encoding="utf-8")
+    _esm = script("view")
+    _css = live_style()
 
     view_id = traitlets.Unicode().tag(sync=True)
     refreshable = traitlets.Bool(False).tag(sync=True)
@@ -125,13 +130,13 @@ class View(anywidget.AnyWidget):
         return self._wrap("")
 
     def _wrap(self, attribute: str) -> str:
-        return f'<div class="power-lab {NO_MATH}"{attribute}><style>{style()}</style><div class="pl-body">{self.body()}</div></div>'
+        return framed(self.body(), attribute)
 
     def _answer(self, _widget: Any, content: Any, _buffers: Any) -> None:
         kind = content.get("kind") if isinstance(content, dict) else None
         try:
             if kind == "refresh":
-                self.send({"kind": "body", "html": self.renew(), "style": style()})
+                self.send({"kind": "body", "html": self.renew()})
             elif kind == "export":
                 self._send_file(str(content.get("format")))
             elif isinstance(kind, str):

@@ -6,7 +6,6 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
-from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Protocol
 
 import traitlets
@@ -14,7 +13,7 @@ import traitlets
 from power_lab.engine.vitals import EngineVitals, Vitals, checked
 from power_lab.errors import ConfigError, HostUnavailable, PowerLabError
 from power_lab.widgets.history import FIELDS, History
-from power_lab.widgets.view import View
+from power_lab.widgets.view import View, script
 from power_lab.widgets.watch_page import page, picture
 
 if TYPE_CHECKING:
@@ -26,7 +25,6 @@ KEPT_S = 120  # seconds of history
 UNASKED_S = 10.0  # samples go on so long without a page that shows them
 LEASE = 60  # seconds in which the kernel was free and a page said nothing: the page is gone
 FIRST_S = 0.5  # how long the static view waits for its first samples
-_STATIC = files("power_lab.widgets") / "static"
 
 
 class Handle(Protocol):
@@ -76,7 +74,7 @@ class Watch(View):
         frame: the latest sample, float64 in the order of `FIELDS`.
     """
 
-    _esm = (_STATIC / "watch.js").read_text(encoding="utf-8")
+    _esm = script("watch")
 
     rows = "sample"
     facts = traitlets.Dict().tag(sync=True)
@@ -210,7 +208,7 @@ class Watch(View):
         return f"Watch {self.facts.get('model', '')}: {rate:.1f} tokens/s, {running:.0f} running, {waiting:.0f} waiting"
 
     def body(self) -> str:
-        return page(self.facts, self.history, (_STATIC / "watch.css").read_text(encoding="utf-8"))
+        return page(self.facts, self.history)
 
     def picture(self) -> str:
         return picture(self.history)

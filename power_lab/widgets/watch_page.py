@@ -81,22 +81,21 @@ def told(value: float, unit: str) -> str:
     return f"{value:,.{digits}f}" + {"celsius": " °C", "watt": " W"}.get(unit, "")
 
 
-def page(facts: Mapping[str, Any], history: History, css: str) -> str:
+def page(facts: Mapping[str, Any], history: History) -> str:
     """The whole view."""
     state = facts.get("state", "none")
-    style = f"<style>{css}</style>"
     if not len(history):
         title = {"loading": f"Loading {escape(str(facts.get('model', '')))}", "ended": "Disconnected"}.get(
             state, "No engine to watch"
         )
         note = escape(str(facts.get("message", "")))
         empty = f'<div class="pl-empty"><p><b>{title}</b></p><p class="pl-note">{note}</p></div>'
-        return f'{style}<div class="pl-watch">{_top(facts)}{empty}</div>'
+        return f'<div class="pl-watch">{_top(facts)}{empty}</div>'
     table = dict(zip(KEPT_NAMES, history.table.T, strict=True))
     shown = [tile for tile in TILES if tile.field not in OPTIONAL or not np.isnan(table[tile.field]).all()]
     tiles = "".join(_tile(tile, table[tile.field]) for tile in shown)
     bars = "".join(_bar(title, unit, parts, table) for title, unit, parts in BARS)
-    return f'{style}<div class="pl-watch">{_top(facts)}<div class="pl-tiles">{tiles}</div><div class="pl-stacks">{bars}</div></div>'
+    return f'<div class="pl-watch">{_top(facts)}<div class="pl-tiles">{tiles}</div><div class="pl-stacks">{bars}</div></div>'
 
 
 def _top(facts: Mapping[str, Any]) -> str:

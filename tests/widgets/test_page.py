@@ -11,7 +11,6 @@ from playwright.sync_api import sync_playwright
 from power_lab.run import Run
 from power_lab.widgets.inspect import Inspect
 from power_lab.widgets.lens import Lens
-from power_lab.widgets.view import View
 from tests.browser.lab import FLAGS, chromium
 from tests.factories import block_states, run_record
 from tests.widgets.test_lens import RUN, answer
@@ -55,10 +54,6 @@ def page(browser):
     page.on("pageerror", lambda error: page.errors.append(str(error)))
     page.clock.install()
     page.evaluate(FAKE_MODEL)
-    source = json.dumps(View._esm)
-    page.evaluate(
-        f"async () => {{ window.view = (await import(URL.createObjectURL(new Blob([{source}], {{type: 'text/javascript'}})))).default; }}"
-    )
     yield page
     assert page.errors == []
     page.close()
@@ -71,8 +66,17 @@ def inspect():
     views.close()
 
 
+def load(page, view):
+    page.add_style_tag(content=view._css)
+    source = json.dumps(view._esm)
+    page.evaluate(
+        f"async () => {{ window.view = (await import(URL.createObjectURL(new Blob([{source}], {{type: 'text/javascript'}})))).default; }}"
+    )
+
+
 def hydrate(page, view):
     page.evaluate("html => { document.body.innerHTML = html; }", view._repr_mimebundle_()["text/html"])
+    load(page, view)
     names = ("view_id", "refreshable", "live", "files", "stops")
     traits = json.dumps({name: getattr(view, name) for name in names})
     page.evaluate(f"() => {{ window.model = fake({traits}); window.stop = view.initialize({{ model }}); }}")
@@ -160,12 +164,13 @@ def test_a_refresh_keeps_scroll_and_focus(page, inspect):
 
 def test_a_layout_asks_for_the_content(page, inspect):
     view = inspect.blocks()
+    load(page, view)
     page.evaluate(
         "() => { window.model = fake({refreshable: true, live: false}); window.el = document.createElement('div'); }"
     )
     page.evaluate("() => { document.body.append(el); window.stop = view.render({ model, el }); }")
     assert page.evaluate("model.sent") == [{"kind": "refresh"}]
-    page.evaluate("html => model.fire('msg:custom', {kind: 'body', html, style: '.power-lab{color:red}'})", view.body())
+    page.evaluate("html => model.fire('msg:custom', {kind: 'body', html})", view.body())
     assert page.locator(".pl-c").count() == 256
     assert page.locator(".pl-live").count() == 1
     page.evaluate("stop()")

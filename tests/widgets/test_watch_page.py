@@ -43,6 +43,7 @@ def page(browser):
 def hydrate(page, view):
     source = json.dumps(view._esm)
     page.evaluate("html => { document.body.innerHTML = html; }", view._repr_mimebundle_()["text/html"])
+    page.add_style_tag(content=view._css)
     names = ("view_id", "fields", "facts", "kept", "hz", "files", "refreshable", "live")
     traits = json.dumps({name: getattr(view, name) for name in names if hasattr(view, name)})
     page.evaluate(f"() => {{ window.traits = {traits}; window.model = fake(traits); }}")

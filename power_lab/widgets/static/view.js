@@ -1,19 +1,14 @@
 // Brings the static view of an inspector to life. The view is complete without this file: it only adds details under the pointer or
-// the keyboard focus, files to save, sliders and zoom and, where the source can change, a refresh button and a live switch.
+// the keyboard focus, files to save and, where the source can change, a refresh button and a live switch.
 
 const ASK_EVERY = 1000; // ms between questions of a live view
 const PATIENCE = 3000; // ms without an answer until the view says so
 const RETRY = 15000; // ms until a live view asks again without an answer; a busy kernel would otherwise collect a question a second
 const ITEMS = ".pl-t, .pl-c";
 
-const extras = []; // what views with a script of their own add: (root, body, model, signal) => void
-
-function element(tag, name, text = "") {
-  const node = document.createElement(tag);
-  node.className = name;
-  node.textContent = text;
-  return node;
-}
+// What parts that only some views have add, to the view and to its content each time that is replaced.
+const extras = []; // (root, body, model, signal) => void
+const dressings = []; // (body, model, signal) => void
 
 /** Show details of what is under the pointer or focused; arrow keys walk from item to item. */
 function details(root, body, signal) {
@@ -185,133 +180,9 @@ function exports(root, model, signal) {
   const answer = (message, buffers) => {
     if (message.kind === "failed") status.textContent = message.message;
     if (message.kind !== "file") return;
-    const link = document.createElement("a");
-    link.href = URL.createObjectURL(new Blob(buffers, { type: message.mime }));
-    link.download = message.name;
-    link.click();
-    setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+    save(message, buffers);
     status.textContent = `Saved ${message.name}`;
   };
-  model.on("msg:custom", answer);
-  signal.addEventListener("abort", () => {
-    model.off("msg:custom", answer);
-    bar.remove();
-  });
-}
-
-/** Sliders on a table of what-ifs: all numbers are in the table, so they answer without the kernel; it only adds the chart. */
-function choices(body, model, signal) {
-  const box = body.querySelector(".pl-choices details");
-  if (!box) return;
-  const tables = [...box.querySelectorAll("table")];
-  const bar = element("div", "pl-live");
-  const select = document.createElement("select");
-  select.setAttribute("aria-label", "Drafter");
-  tables.forEach((table) => select.append(new Option(table.caption.textContent, table.caption.textContent.split(" · ")[0])));
-  const slider = document.createElement("input");
-  slider.type = "range";
-  slider.min = 0;
-  slider.setAttribute("aria-label", "Most drafts a round");
-  const said = element("output", "pl-said");
-  const chart = element("div", "");
-  bar.append(select, slider, said);
-  box.querySelector("summary").after(bar, chart);
-  let waiting;
-  const show = () => {
-    const table = tables[select.selectedIndex];
-    const rows = [...table.tBodies[0].rows];
-    slider.max = rows.length - 1;
-    tables.forEach((other) => (other.parentElement.hidden = other !== table));
-    box.querySelectorAll(".pl-chosen").forEach((row) => row.classList.remove("pl-chosen"));
-    rows[slider.value].classList.add("pl-chosen");
-    const [width, rounds, drafted, vain, rate, speed] = [...rows[slider.value].cells].map((cell) => cell.lastChild.textContent.trim());
-    slider.setAttribute("aria-valuetext", `width ${width}`);
-    said.textContent = `Width ${width}: ${rounds} rounds, ${rate} tokens each; ${drafted} drafted, ${vain} in vain; ${speed}${/^[0-9]/.test(speed) ? " tokens/s" : ""}`;
-    clearTimeout(waiting);
-    waiting = setTimeout(() => {
-      try {
-        if (box.open) model.send({ kind: "what-if", drafter: select.value, width: +width });
-      } catch {
-        chart.textContent = "";
-      }
-    }, 80);
-  };
-  const answer = (message) => message.kind === "part" && (chart.innerHTML = message.html);
-  model.on("msg:custom", answer);
-  select.addEventListener("change", show, { signal });
-  slider.addEventListener("input", show, { signal });
-  box.addEventListener("toggle", show, { signal });
-  show();
-  signal.addEventListener("abort", () => {
-    clearTimeout(waiting);
-    model.off("msg:custom", answer);
-    tables.forEach((table) => (table.parentElement.hidden = false));
-    body.querySelectorAll(".pl-chosen").forEach((row) => row.classList.remove("pl-chosen"));
-    bar.remove();
-    chart.remove();
-  });
-}
-
-/** Zoom of lanes that are drawn along time: buttons, + - 0 in the box, Ctrl with the wheel; panning is the box's own scrolling. */
-function zoom(body, signal) {
-  const box = body.querySelector(".pl-lanes");
-  if (!box) return;
-  const bar = element("div", "pl-tools");
-  let factor = 1;
-  const set = (next, x = box.clientWidth / 2) => {
-    const old = factor;
-    factor = Math.min(64, Math.max(1, next));
-    const at = (box.scrollLeft + x) * (factor / old) - x;
-    box.style.setProperty("--pl-zoom", factor);
-    box.scrollLeft = at;
-  };
-  const steps = { "+": ["Zoom in", 2], "−": ["Zoom out", 0.5], Fit: ["Show all", 0] };
-  for (const [label, [title, by]] of Object.entries(steps)) {
-    const button = element("button", "", label);
-    button.type = "button";
-    button.title = title;
-    button.setAttribute("aria-label", title);
-    button.addEventListener("click", () => set(factor * by), { signal });
-    bar.append(button);
-  }
-  box.before(bar);
-  box.addEventListener("keydown", (event) => {
-    const by = { "+": 2, "=": 2, "-": 0.5, 0: 0 }[event.key];
-    if (by === undefined || event.ctrlKey || event.metaKey || event.altKey) return;
-    event.preventDefault();
-    event.stopPropagation();
-    set(factor * by);
-  }, { signal });
-  box.addEventListener("wheel", (event) => {
-    if (!event.ctrlKey) return;
-    event.preventDefault();
-    set(factor * 2 ** (-event.deltaY / 300), event.clientX - box.getBoundingClientRect().left);
-  }, { signal, passive: false });
-  signal.addEventListener("abort", () => {
-    bar.remove();
-    box.style.removeProperty("--pl-zoom");
-  });
-}
-
-/** Buttons that lead to other places of the same view, such as the next position. */
-function walk(root, body, model, signal) {
-  const stops = model.get("stops") ?? {};
-  if (!Object.keys(stops).length) return;
-  const bar = element("div", "pl-tools");
-  for (const [to, label] of Object.entries(stops)) {
-    const button = element("button", "", label);
-    button.type = "button";
-    button.addEventListener("click", () => {
-      try {
-        model.send({ kind: "go", to });
-      } catch {
-        button.disabled = true;
-      }
-    }, { signal });
-    bar.append(button);
-  }
-  root.insertBefore(bar, body);
-  const answer = (message) => message.kind === "body" && replace(body, message.html);
   model.on("msg:custom", answer);
   signal.addEventListener("abort", () => {
     model.off("msg:custom", answer);
@@ -342,7 +213,6 @@ function attach(root, model) {
   const body = root.querySelector(".pl-body");
   const control = new AbortController();
   if (model.get("refreshable")) live(root, body, model, control.signal);
-  walk(root, body, model, control.signal);
   const line = details(root, body, control.signal);
   control.signal.addEventListener("abort", () => line.remove());
   exports(root, model, control.signal);
@@ -352,60 +222,10 @@ function attach(root, model) {
   const dress = () => {
     inner?.abort();
     inner = new AbortController();
-    choices(body, model, inner.signal);
-    zoom(body, inner.signal);
+    for (const add of dressings) add(body, model, inner.signal);
   };
   body.addEventListener("pl-replaced", dress, { signal: control.signal });
   control.signal.addEventListener("abort", () => inner.abort());
   dress();
   return () => control.abort();
 }
-
-export default {
-  /** Runs once for the model, without any widget output: find the saved HTML of this view wherever it is or appears. */
-  initialize({ model }) {
-    const selector = `[data-power-lab-view="${model.get("view_id")}"]`;
-    const attached = new Map();
-    let planned = 0;
-    const scan = () => {
-      planned = 0;
-      for (const [root, detach] of attached) {
-        if (root.isConnected) continue; // notebooks take cells out of the page while they are scrolled away
-        detach();
-        attached.delete(root);
-      }
-      for (const root of document.querySelectorAll(selector)) if (!attached.has(root)) attached.set(root, attach(root, model));
-    };
-    const observer = new MutationObserver(() => (planned ||= setTimeout(scan, 100)));
-    observer.observe(document.body, { childList: true, subtree: true });
-    scan();
-    return () => {
-      clearTimeout(planned);
-      observer.disconnect();
-      for (const detach of attached.values()) detach();
-    };
-  },
-
-  /** Inside an ipywidgets layout there is no saved HTML; ask the kernel for it. */
-  render({ model, el }) {
-    const root = element("div", "power-lab mathjax_ignore tex2jax_ignore");
-    const style = document.createElement("style");
-    const body = element("div", "pl-body", "Waiting for the kernel");
-    root.append(style, body);
-    el.append(root);
-    let detach;
-    const first = (message) => {
-      if (message.kind === "gone" && !detach) body.textContent = message.message;
-      if (message.kind !== "body" || detach) return;
-      style.textContent = message.style;
-      replace(body, message.html);
-      detach = attach(root, model);
-    };
-    model.on("msg:custom", first);
-    model.send({ kind: "refresh" });
-    return () => {
-      model.off("msg:custom", first);
-      detach?.();
-    };
-  },
-};

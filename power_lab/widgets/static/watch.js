@@ -4,8 +4,6 @@ const SILENCE = 2000; // ms without a sample until the view says so
 const BEAT = 2000; // ms between words to the kernel: "this page is looking", which also asks it to try again
 const NUMBERS = 250; // ms between new numbers: faster ones cannot be read
 
-const element = (tag, name, text = "") => Object.assign(document.createElement(tag), { className: name, textContent: text });
-
 /** As `told` in watch_page.py. */
 function told(value, unit) {
   if (Number.isNaN(value)) return "–";
@@ -182,10 +180,7 @@ function attach(root, model) {
       body.innerHTML = message.html;
       if (body.querySelector(".pl-tile")) plan();
     } else if (message.kind === "file") {
-      const link = Object.assign(document.createElement("a"), { download: message.name });
-      link.href = URL.createObjectURL(new Blob(buffers, { type: message.mime }));
-      link.click();
-      setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+      save(message, buffers);
     }
   };
   const changed = () => {
@@ -223,49 +218,3 @@ function attach(root, model) {
     bar.remove();
   };
 }
-
-export default {
-  /** As in view.js: finds the saved HTML of this view wherever it is or appears. */
-  initialize({ model }) {
-    const selector = `[data-power-lab-view="${model.get("view_id")}"]`;
-    const attached = new Map();
-    let planned = 0;
-    const scan = () => {
-      planned = 0;
-      for (const [root, detach] of attached) {
-        if (root.isConnected) continue;
-        detach();
-        attached.delete(root);
-      }
-      for (const root of document.querySelectorAll(selector)) if (!attached.has(root)) attached.set(root, attach(root, model));
-    };
-    const observer = new MutationObserver(() => (planned ||= setTimeout(scan, 100)));
-    observer.observe(document.body, { childList: true, subtree: true });
-    scan();
-    return () => {
-      clearTimeout(planned);
-      observer.disconnect();
-      for (const detach of attached.values()) detach();
-    };
-  },
-
-  render({ model, el }) {
-    const root = element("div", "power-lab mathjax_ignore tex2jax_ignore");
-    const style = document.createElement("style");
-    root.append(style, element("div", "pl-body", "Waiting for the kernel"));
-    el.append(root);
-    let detach;
-    const first = (message) => {
-      if (message.kind !== "body" || detach) return;
-      style.textContent = message.style;
-      root.querySelector(".pl-body").innerHTML = message.html;
-      detach = attach(root, model);
-    };
-    model.on("msg:custom", first);
-    model.send({ kind: "refresh" });
-    return () => {
-      model.off("msg:custom", first);
-      detach?.();
-    };
-  },
-};

@@ -1,0 +1,112 @@
+"""The style that outputs carry: small, enough for what they hold, and of no effect on others."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from playwright.sync_api import sync_playwright
+
+from power_lab.run import Run
+from power_lab.widgets.acceptance import Acceptance
+from power_lab.widgets.blocks import Blocks
+from power_lab.widgets.lens import Lens
+from power_lab.widgets.prefixes import Prefixes
+from power_lab.widgets.shapes import Shapes
+from power_lab.widgets.style import framed, live_style
+from power_lab.widgets.timeline import Timeline
+from power_lab.widgets.watch import Watch
+from tests.browser.lab import FLAGS, chromium
+from tests.factories import block_states, run_record
+from tests.widgets.reports import forked, lookup_report, shape, shapes_report
+from tests.widgets.test_lens import RUN, answer
+from tests.widgets.test_watch import Source
+
+CARRIED = 6_500
+"""Bytes of style that a saved output may carry."""
+
+# The look of every element, as the page computes it.
+LOOKS = """root => [root, ...root.querySelectorAll(".pl-body, .pl-body *")].map(node => {
+  const look = getComputedStyle(node);
+  const told = [...look].filter(name => !name.startsWith("--")).map(name => `${name}:${look.getPropertyValue(name)}`);
+  return `${node === root ? "root" : node.outerHTML.slice(0, 60)}: ${told.join(";")}`;
+})"""
+
+
+def prefixes():
+    view = Prefixes(forked, lambda *_, **__: lookup_report())
+    view.lookup("a prompt")
+    return view
+
+
+VIEWS = {
+    "acceptance": lambda: Acceptance(Run(run_record(60, logprobs=True))),
+    "blocks": lambda: Blocks(block_states),
+    "lens": lambda: Lens(answer, RUN),
+    "prefixes": prefixes,
+    "shapes": lambda: Shapes(lambda: shapes_report(shape(4), shape(8, eager=4, why={"tall": 3}, held=False))),
+    "timeline": lambda: Timeline(run=Run(run_record(60))),
+    "watch": lambda: Watch(Source()),
+}
+
+
+@pytest.fixture(params=VIEWS)
+def view(request):
+    made = VIEWS[request.param]()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def page():
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=chromium(), args=FLAGS)
+        yield browser.new_page()
+        browser.close()
+
+
+def style_of(html):
+    return re.findall("<style>(.*?)</style>", html, re.DOTALL)
+
+
+def test_an_output_carries_one_small_style_and_a_script_that_is_small(view):
+    styles = style_of(view.to_html())
+    assert len(styles) == 1
+    assert 300 < len(styles[0].encode()) < CARRIED
+    assert len(view._esm.encode()) < 20_000
+    assert len(view._css.encode()) < 30_000
+    assert style_of(view.body()) == []
+
+
+def test_what_an_output_carries_is_all_that_its_content_needs(view, page):
+    """It looks as under the whole sheet, which a live view has, in the light and in the dark."""
+    html = view.to_html()
+    body = html.partition("</style>")[2]
+    for theme in ("true", "false"):
+        page.set_content(f'<body data-jp-theme-light="{theme}">{html}</body>')
+        alone = page.eval_on_selector(".power-lab", LOOKS)
+        page.set_content(
+            f'<body data-jp-theme-light="{theme}"><style>{live_style()}</style><div class="power-lab pl-on">{body}</body>'
+        )
+        whole = page.eval_on_selector(".power-lab", LOOKS)
+        assert len(alone) > 5
+        assert [one for one, other in zip(alone, whole, strict=True) if one != other] == []
+
+
+def test_other_outputs_change_nothing(view, page):
+    html = view.to_html()
+    page.set_content(f'<body data-jp-theme-light="true">{html}</body>')
+    alone = page.eval_on_selector(".power-lab", LOOKS)
+    others = "".join(
+        framed(f'<p class="{names}">x</p>') for names in ("pl-t", "pl-sample pl-t", "pl-rounds", "pl-c pl-used")
+    )
+    page.set_content(f'<body data-jp-theme-light="true">{html}{others}</body>')
+    assert page.eval_on_selector(".power-lab", LOOKS) == alone
+
+
+def test_one_style_for_equal_needs_and_no_colours_without_use():
+    one, other = framed('<p class="pl-note">a</p>'), framed('<p class="pl-note">b</p>')
+    assert style_of(one) == style_of(other)
+    assert "--pl-accepted" not in one
+    assert "--pl-accepted:" in framed('<p class="pl-accepted">a</p>')
+    assert "--pl-next:" in framed('<p style="color:var(--pl-next)">a</p>')
