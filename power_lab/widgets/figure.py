@@ -8,6 +8,8 @@ from power_lab.widgets.palette import MARKS, TOKENS
 from power_lab.widgets.style import framed
 from power_lab.widgets.text import visible
 
+LEFT = ' class="pl-left"'
+
 
 class Figure:
     """HTML for a page, text for a terminal."""
@@ -44,10 +46,8 @@ def meter(share: float, kind: str, wide: int = 10) -> str:
 
 def table(head: Iterable[str], rows: Iterable[Sequence[str]], left: Sequence[int] = ()) -> str:
     """Cells are HTML; `left` columns are aligned to the left."""
-    plain, aligned = "", ' class="pl-left"'
-
     def side(at: int) -> str:
-        return aligned if at in left else plain
+        return LEFT if at in left else ""
 
     top = "".join(f'<th scope="col"{side(at)}>{cell}</th>' for at, cell in enumerate(head))
     lines = ("".join(f"<td{side(at)}>{cell}</td>" for at, cell in enumerate(row)) for row in rows)

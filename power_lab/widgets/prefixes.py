@@ -12,7 +12,7 @@ import traitlets
 
 from power_lab.engine.vitals import LookupReport, PrefixNode, PrefixTree
 from power_lab.errors import PowerLabError
-from power_lab.widgets.figure import meter
+from power_lab.widgets.figure import LEFT, meter
 from power_lab.widgets.lookup import lookup_html
 from power_lab.widgets.palette import PREFIXES, legend
 from power_lab.widgets.picture import FAINT, INK, bars, path, svg, text
@@ -244,7 +244,7 @@ def _table(tree: PrefixTree, lines: list[Stretch]) -> str:
         ("Evicted", "place in the order of eviction; a dash while a request holds it", False),
     )
     head = "".join(
-        f'<th scope="col" title="{escape(title)}"{" class=pl-left" if left else ""}>{name}</th>'
+        f'<th scope="col" title="{escape(title)}"{LEFT if left else ""}>{name}</th>'
         for name, title, left in columns
     )
     namespaces = len({node.namespace for node in tree.nodes}) > 1

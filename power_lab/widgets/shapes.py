@@ -12,7 +12,7 @@ import numpy as np
 from power_lab.engine.planner import plan_buckets
 from power_lab.engine.shapes import Coverage
 from power_lab.engine.vitals import ShapeRow, ShapesReport
-from power_lab.widgets.figure import meter
+from power_lab.widgets.figure import LEFT, meter
 from power_lab.widgets.palette import GRAPHS, legend
 from power_lab.widgets.picture import FAINT, bars, image, line, path, svg, text
 from power_lab.widgets.text import count, nbytes, percent, seconds, stat
@@ -228,7 +228,7 @@ def _table(report: ShapesReport) -> str:
     reasons = list(dict.fromkeys(why for shape in used for why in shape.why))
     most = max(1, max(shape.replays + shape.captures + shape.eager for shape in used))
     head = "".join(
-        f'<th scope="col" title="{title}"{" class=pl-left" if name == "Why eager" else ""}>{name}</th>'
+        f'<th scope="col" title="{title}"{LEFT if name == "Why eager" else ""}>{name}</th>'
         for name, title in (
             ("Rows", "token rows of the shape"),
             ("Logits", "rows that tokens are drawn from"),
