@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from os import PathLike
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from power_lab.many import derived_seed, in_order
 
 if TYPE_CHECKING:
     from power_lab.engine.chat import History
+    from power_lab.engine.host.api import OnProgress
     from power_lab.engine.host.client import HostClient
     from power_lab.engine.host.protocol import Loaded
     from power_lab.engine.host.remote import RemoteEngine, RemoteRun
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from power_lab.model_table import Models
     from power_lab.run import Run
     from power_lab.tables import Decisions, Memory, Status
+    from power_lab.tuning.sweep import Sweep
     from power_lab.widgets.inspect import Inspect
     from power_lab.widgets.watch import Watch
 
@@ -128,7 +130,7 @@ class Lab:
             with LoadBar("Fetched") as bar:
                 models.ensure(model, self._paths, bar, accept_license=True)
 
-    def _load(self, config: EngineConfig, replaces: str = "") -> None:
+    def _load(self, config: EngineConfig, replaces: str = "", progress: OnProgress | None = None) -> None:
         from power_lab.bars import LoadBar
         from power_lab.engine.host.remote import RemoteEngine
         from power_lab.models import locate
@@ -143,7 +145,7 @@ class Lab:
             if before is not None and before.key != loaded.engine:
                 before.close()
 
-        with LoadBar() as bar:
+        with LoadBar() if progress is None else nullcontext(progress) as bar:
             client.load(found, replaces=replaces, progress=bar, use=use)
 
     def _connected(self) -> HostClient:
@@ -239,6 +241,61 @@ class Lab:
                 runs.append(_sound(self._keep(record)))
                 bar.update()
         return runs
+
+    def sweep(
+        self,
+        prompts: Prompt | Iterable[Prompt],
+        *,
+        repeats: int = 3,
+        warmup: int = 1,
+        seed: int = 0,
+        chat: bool | None = None,
+        progress: bool = True,
+        **settings: Any,
+    ) -> Sweep:
+        """Measure settings against each other: `lab.sweep(prompts, width=[1, 3, 7], speculate=["off", "ngram"], kv_tokens=[4096, 8192])`.
+
+        Settings with several values become dimensions of a cube. Each engine that they need is loaded once, the one in use first; then
+        the lab has its own settings again. A point that fails keeps its reason; an interrupt gives back what is finished.
+
+        Args:
+            prompts: one, or several, that every point runs.
+            repeats: counted passes over the prompts; warmup: passes before them that do not count.
+            seed: run `i` of each pass has the seed `derived_seed(seed, i)`, as in `generate_many`.
+            chat: as of `generate`. progress: whether to show a bar.
+            settings: fields of SamplingParams and EngineConfig, and the sweep's own: `cache` (`cold`: each pass begins with an empty
+                namespace; `warm`: after a pass over the same prompts) and `batch` (requests in flight).
+
+        Raises ConfigError naming a setting that is unknown or has a wrong value, before anything is loaded.
+        """
+        from power_lab.tuning.sweep import sweep
+
+        options = {"repeats": repeats, "warmup": warmup, "seed": seed, "chat": chat, "progress": progress}
+        return sweep(self, prompts, base=self._config, **options, **settings)
+
+    @contextmanager
+    def borrowed(self, progress: OnProgress) -> Iterator[Callable[[EngineConfig], RemoteEngine]]:
+        """For work that needs engines of other settings for a while: gives what loads one, in the place of the one before.
+
+        Afterwards the lab's own settings are in force again. If its engine had to go, the next call loads it.
+        """
+        own = self._config
+
+        def engine_of(config: EngineConfig) -> RemoteEngine:
+            with self._lock:
+                if config != self._config:
+                    self.unload()  # first, since both may not fit the device
+                    self._load(config, progress=progress)
+                return self.engine
+
+        try:
+            with self._closing_noticed():
+                yield engine_of
+        finally:
+            with self._lock:
+                if self._config != own:
+                    self.unload()
+                    self._config = own
 
     def chat(self, system: str | None = None, *, history: History = "auto", **params: Any) -> Conversation:
         """A conversation.

@@ -189,7 +189,33 @@ PREFIXES: dict[str, Mark] = {
     )
 }
 
-MARKS = {**TOKENS, **BLOCKS, **STEPS, **PARTS, **GRAPHS, **PREFIXES}  # their names differ
+POINTS: dict[str, Mark] = {
+    mark.name: mark
+    for mark in (
+        Mark(
+            "front",
+            "Pareto front",
+            "No other point has more of the one at no more of the other.",
+            "●",
+            "#00735c",
+            "#45cfa8",
+            "solid",
+        ),
+        Mark("beaten", "other points", "Another point is at least as good in both.", "○", "#5a626b", "#a9b2bc", "none"),
+        Mark(
+            "unequal",
+            "other outputs",
+            "Its outputs are not those of the points that must have the same.",
+            "✕",
+            "#ab4300",
+            "#ff9d5c",
+            "dotted",
+        ),
+        Mark("failed", "not measured", "It has a reason instead of figures.", "–", "#96407a", "#e79dca", "dashed"),
+    )
+}
+
+MARKS = {**TOKENS, **BLOCKS, **STEPS, **PARTS, **GRAPHS, **PREFIXES, **POINTS}  # their names differ
 
 
 def legend(marks: dict[str, Mark], counts: dict[str, int]) -> str:

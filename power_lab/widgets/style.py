@@ -18,7 +18,7 @@ from power_lab.run import NO_MATH
 from power_lab.widgets.palette import variables
 
 ROOT = ".power-lab"
-_SHEETS = ("view", "engine", "watch")
+_SHEETS = ("view", "engine", "watch", "sweep")
 _STATIC = files("power_lab.widgets") / "static"
 _BLOCK = re.compile(r"([^{}]+)\{((?:[^{}]|\{[^{}]*\})*)\}")
 _CLASS = re.compile(r"\.(pl-[\w-]+)")
