@@ -18,7 +18,7 @@ export function ratio(value: number | null | undefined): string {
 }
 
 export function percent(value: number | null | undefined): string {
-  return value === null || value === undefined || !Number.isFinite(value) ? NONE : `${Math.round(value * 100)} %`;
+  return value === null || value === undefined || !Number.isFinite(value) ? NONE : `${Math.round(value * 100)}%`;
 }
 
 export function count(value: number): string {

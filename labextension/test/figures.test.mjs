@@ -70,7 +70,7 @@ test('numbers read well', () => {
   assert.deepEqual([0, 8.44, 84.2, null, NaN].map(rate), ['0', '8.4', '84', '–', '–']);
   assert.deepEqual([0, 1023, 1536, 98 * 2 ** 20, 141 * 2 ** 30].map(bytes), ['0 B', '1023 B', '1.5 KiB', '98.0 MiB', '141 GiB']);
   assert.deepEqual([3, 89, 200, 7500].map(duration), ['3 s', '89 s', '3 min', '2 h 05 min']);
-  assert.equal(percent(0.745), '75 %');
+  assert.equal(percent(0.745), '75%');
 });
 
 test('the status bar names what works', () => {

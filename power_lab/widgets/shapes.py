@@ -228,7 +228,7 @@ def _table(report: ShapesReport) -> str:
     reasons = list(dict.fromkeys(why for shape in used for why in shape.why))
     most = max(1, max(shape.replays + shape.captures + shape.eager for shape in used))
     head = "".join(
-        f'<th scope="col" title="{title}"{LEFT if name == "Why eager" else ""}>{name}</th>'
+        f'<th scope="col" title="{title}"{LEFT if name in {"Steps", "Why eager"} else ""}>{name}</th>'
         for name, title in (
             ("Rows", "token rows of the shape"),
             ("Logits", "rows that tokens are drawn from"),

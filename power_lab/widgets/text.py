@@ -36,12 +36,12 @@ def seconds(value: float) -> str:
 
 
 def nbytes(size: float) -> str:
-    """`640 B`, `1.5 MB`: decimal units."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(size) < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" or abs(size) >= 100 else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"
+    """`640 B`, `1.5 MiB`: binary units, in which settings are given, too."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" or abs(size) >= 99.95 else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
 
 
 def ago(seconds_: float) -> str:

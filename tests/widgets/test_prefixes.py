@@ -89,7 +89,7 @@ def test_the_tree_is_shown_and_safe(inspect):
     assert "64%" in html
     assert "after 7 free blocks are used up" in html
     assert "held by 1 request" in html
-    assert view.summary() == "6 cached blocks in 6.0 kB: 64% of 1,000 prompt tokens served, 1.50 s saved"
+    assert view.summary() == "6 cached blocks in 5.9 KiB: 64% of 1,000 prompt tokens served, 1.50 s saved"
 
 
 def test_another_kind_of_node_is_told_by_its_name(engine, inspect):

@@ -9,11 +9,11 @@ function told(value, unit) {
   if (Number.isNaN(value)) return "–";
   if (unit === "bytes") {
     let size = value;
-    for (const name of ["B", "kB", "MB", "GB"]) {
-      if (size < 1000) return `${size.toFixed(name === "B" || size >= 100 ? 0 : 1)} ${name}`;
-      size /= 1000;
+    for (const name of ["B", "KiB", "MiB", "GiB"]) {
+      if (size < 1024) return `${size.toFixed(name === "B" || size >= 99.95 ? 0 : 1)} ${name}`;
+      size /= 1024;
     }
-    return `${size.toFixed(1)} TB`;
+    return `${size.toFixed(1)} TiB`;
   }
   if (unit === "share") return `${Math.round(100 * value)}%`;
   const digits = unit === "ratio" ? 2 : unit === "rate" && value < 100 ? 1 : 0;
