@@ -1,6 +1,7 @@
 import { LabIcon } from '@jupyterlab/ui-components';
 
-// The logo of the kernelspec (power_lab/jupyter/kernelspec/logo-svg.svg): the launcher shows both, and they must agree.
+// The logo of the kernelspec (power_lab/jupyter/kernelspec/logo-svg.svg): the launcher shows both, and they must agree. One colour and
+// no gradient: the page holds several copies, a gradient is found by its id, and the first one with that id may be in something hidden.
 import logo from '../style/logo.svg';
 import mark from '../style/mark.svg';
 

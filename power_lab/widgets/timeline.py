@@ -229,8 +229,8 @@ _COLUMNS: dict[str, tuple[Any, str, str, Callable[[Moment], Any]]] = {
 }
 
 _EMPTY = (
-    '<div class="pl-empty"><p><b>No steps yet.</b></p><p>The engine has not computed anything since it was loaded: '
-    "generate something, then refresh.</p></div>"
+    '<div class="pl-empty"><p><b>No steps yet.</b></p><p class="pl-note">Generate something, for example '
+    '<code>lab.generate("Hello")</code>, and refresh.</p></div>'
 )
 
 

@@ -28,6 +28,8 @@ def explorer(moments: Sequence[Moment]) -> Column:
     from bokeh.models import ColumnDataSource, DataRange1d, HoverTool
     from bokeh.plotting import figure
 
+    from power_lab.widgets.bokeh_look import dressed
+
     source = ColumnDataSource(_columns(moments))
     plots: list[Any] = []
     for height, title in ((240, "rows"), (140, "requests"), (130, "device")):
@@ -44,7 +46,6 @@ def explorer(moments: Sequence[Moment]) -> Column:
             output_backend="canvas",
             **options,
         )
-        plot.toolbar.logo = None
         plot.ygrid.grid_line_alpha = 0.4
         plots.append(plot)
     rows, requests, device = plots
@@ -91,10 +92,9 @@ def explorer(moments: Sequence[Moment]) -> Column:
         legend = plot.legend[0]
         plot.add_layout(legend, "above")  # beside the data and not on it
         legend.orientation = "horizontal"
-        legend.border_line_color = None
         legend.padding = 2
         legend.label_text_font_size = "11px"
-    return column(*plots, sizing_mode="stretch_width")
+    return dressed(column(*plots, sizing_mode="stretch_width"))
 
 
 def _columns(moments: Sequence[Moment]) -> dict[str, Any]:
