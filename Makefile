@@ -5,7 +5,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup lab test lint bench clean browser node
+.PHONY: help setup lab test lint bench pictures clean browser node
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -28,6 +28,7 @@ help:
 	@echo "make setup   .venv, the default model, compiled kernels"
 	@echo "make lint    ruff, pyright, import rules"
 	@echo "make bench   speed on this machine, beside llama.cpp and transformers (minutes)"
+	@echo "make pictures  screenshots of every page and state, into docs/img"
 	@echo "make clean   remove .venv and build leftovers (models stay in the user's cache)"
 
 setup: $(VENV)/.installed $(VENV)/.warm
@@ -47,6 +48,9 @@ bench: $(VENV)/.dev $(VENV)/.warm
 	@$(BIN)/python bench/cpu.py
 	@$(BIN)/python bench/kernels.py
 	@$(BIN)/python bench/lifecycle.py
+
+pictures: node $(VENV)/.dev $(VENV)/.warm browser
+	@$(BIN)/python -m bench.pictures
 
 clean:
 	rm -rf labextension/node_modules labextension/lib labextension/*.tsbuildinfo power_lab/labextension

@@ -41,11 +41,7 @@ TOUR = {
 }
 """Picture -> how the cell of the tour begins that shows it."""
 
-EMPTY = [
-    "lab.watch()",
-    'lab.load("smollm2")',
-    *(f"lab.inspect.{name}()" for name in ("blocks", "prefixes", "timeline", "shapes")),
-]
+INSPECTORS = [f"lab.inspect.{name}()" for name in ("blocks", "prefixes", "timeline", "shapes")]
 
 
 class Album:
@@ -99,6 +95,11 @@ def output(page: LabPage, source: str) -> bytes:
     return place.screenshot()
 
 
+# What `show` made the active cell is not the empty one at the end.
+_BELOW = """() => { const content = window.jupyterapp.shell.currentWidget.content;
+  content.activeCellIndex = content.widgets.length - 1; }"""
+
+
 # --- scenes ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -117,13 +118,19 @@ def tour(page: LabPage, album: Album) -> None:
 
 def states(page: LabPage, album: Album) -> None:
     """What views show before there is anything, and when the engine is gone."""
-    lab.write_notebook(page.server.root / "states.ipynb", EMPTY)
+    _no_engine(page)
+    lab.write_notebook(page.server.root / "states.ipynb", [""])
     page.open("states.ipynb")
     _bare(page)
-    page.run_all()
-    shown = [source for source in EMPTY if "load" not in source]
-    page.run_all()
-    both(page, lambda theme: album.keep(f"empty-{theme}", *(output(page, source) for source in shown)))
+    page.run("lab.watch()")
+    none = dict.fromkeys(("light", "dark"), b"")
+    both(page, lambda theme: none.update({theme: output(page, "lab.watch()")}))
+    page.page.evaluate(_BELOW)
+    page.run('lab.load("smollm2")')
+    for source in INSPECTORS:
+        page.run(source)
+    both(page, lambda theme: album.keep(f"empty-{theme}", none[theme], *(output(page, one) for one in INSPECTORS)))
+    page.page.evaluate(_BELOW)
     page.run('run = lab.generate("Name three colours.", max_tokens=40)')
     page.run("lab.watch()")
     page.run("lab.disconnect()")
@@ -203,7 +210,7 @@ def _no_engine(page: LabPage) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("scenes", nargs="*", choices=[[], *SCENES], help="all of them if none is named")
     parser.add_argument("-o", "--output", type=Path, default=ROOT / "docs" / "img")
     chosen = parser.parse_args()

@@ -94,6 +94,12 @@ def test_silence_is_told_within_two_seconds(page, watch):
         "() => { traits.facts = {...traits.facts, state: 'ended', message: 'Gone.'}; model.fire('change:facts'); }"
     )
     assert page.inner_text(".pl-status") == "Disconnected: the engine is gone. Gone."
+    page.evaluate(
+        "() => { traits.facts = {state: 'none', message: 'No engine is running.'}; model.fire('change:facts'); }"
+    )
+    status = page.inner_text(".pl-status")
+    assert status == "Disconnected; these are the last numbers. No engine is running.", "the kernel has asked again"
+    assert page.locator(".pl-body.pl-stale").count() == 1
 
 
 def test_hidden_it_draws_nothing_and_asks_for_nothing(page, watch):

@@ -71,7 +71,10 @@ function attach(root, model) {
     const facts = model.get("facts");
     const late = Date.now() - heard > SILENCE;
     if (facts.state === "ended") say(`Disconnected: the engine is gone. ${facts.message}`, true);
-    else if (facts.state === "none") say(facts.message || "No engine to watch", false);
+    else if (facts.state === "none") {
+      const old = body.querySelector(".pl-tile") !== null; // numbers of an engine that there was
+      say(`${old ? "Disconnected; these are the last numbers. " : ""}${facts.message || "No engine to watch"}`, old);
+    }
     else if (late) say("Disconnected: no sample for two seconds; this is the last one", true);
     else if (facts.state === "loading") say(`Loading: ${facts.message}`, false);
     else say("Live", false);
