@@ -5,16 +5,18 @@ They end with this package: while Playwright's synchronous form is open, no othe
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
 import pytest
 
+from power_lab.engine.config import Paths
+from power_lab.lab import Lab
 from tests.browser import lab
 from tests.homes import own_home
 
 ROOT = Path(__file__).parents[2]
+PICTURES = ROOT / "test-results" / "screenshots"
 
 
 @pytest.fixture(scope="package")
@@ -23,8 +25,7 @@ def lab_server(tmp_path_factory, smollm2_path):
     root, private = tmp_path_factory.mktemp("notebooks"), tmp_path_factory.mktemp("jupyter")
     shutil.copytree(ROOT / "notebooks", root, dirs_exist_ok=True)
     with own_home(tmp_path_factory.mktemp("home")) as home:
-        environment = {**os.environ, "POWER_LAB_HOME": str(home)}
-        with lab.serve(root, private, environment) as server:
+        with lab.serve(root, private, home) as server:
             yield server
 
 
@@ -41,11 +42,12 @@ def browser():
 @pytest.fixture
 def lab_page(lab_server, browser):
     """A page that fails its test on a console error or on a request that leaves this machine."""
-    pictures = ROOT / "test-results" / "screenshots"
-    pictures.mkdir(parents=True, exist_ok=True)
-    context = browser.new_context(viewport={"width": 1400, "height": 1000})
-    page = lab.LabPage(context.new_page(), lab_server, pictures)
-    yield page
-    context.close()
-    assert page.strays == [], "requests left this machine"
-    assert page.errors == [], "errors on the browser's console"
+    with lab.visit(browser, lab_server, PICTURES) as page:
+        yield page
+
+
+@pytest.fixture
+def no_engine(lab_server):
+    """No engine host runs, whatever the tests before left."""
+    home = lab_server.home
+    Lab(paths=Paths(home / "cache", home / "run", home / "state")).replace_host()

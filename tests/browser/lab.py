@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+
+import nbformat
+from nbformat.v4 import new_code_cell, new_notebook
+
+from power_lab.notebook import KERNEL
 
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = [
@@ -26,6 +32,8 @@ FLAGS = [
 ]
 EXTRA_OPTIONS = ["--LabApp.expose_app_in_browser=True", "--LabApp.extension_manager=readonly"]
 
+THEMES = ("Light", "Dark")
+
 OUTPUT = ".jp-Notebook-cell.jp-mod-active .jp-Cell-outputArea"
 """The output of the active cell."""
 
@@ -33,9 +41,9 @@ OUTPUT = ".jp-Notebook-cell.jp-mod-active .jp-Cell-outputArea"
 _STATE = """() => {
   const notebook = window.jupyterapp?.shell.currentWidget?.context ? window.jupyterapp.shell.currentWidget : null;
   const kernel = notebook?.sessionContext?.session?.kernel;
-  if (!notebook?.content?.model || !kernel) return null;
+  if (!notebook?.content?.model) return null;
   return {
-    kernel: kernel.name, status: kernel.status, connection: kernel.connectionStatus,
+    kernel: kernel?.name, status: kernel?.status, connection: kernel?.connectionStatus,
     running: notebook.content.widgets.some(cell => cell.inputArea?.promptNode?.textContent?.includes('[*]')),
     cells: [...notebook.content.model.cells].map(cell => cell.toJSON()),
   };
@@ -54,24 +62,28 @@ class Server:
     """A JupyterLab server on loopback.
 
     Attributes:
-        url: base address, with a slash at the end; token: its secret; root: its folder.
+        url: base address, with a slash at the end; token: its secret; root: its folder; home: its POWER_LAB_HOME; private: all else.
     """
 
     url: str
     token: str
     root: Path
+    home: Path
+    private: Path
 
-    def page(self, notebook: str) -> str:
-        return f"{self.url}lab/tree/{notebook}?token={self.token}&reset"
+    def page(self, notebook: str = "") -> str:
+        """The address of JupyterLab with a notebook, or with its launcher."""
+        return f"{self.url}lab{'/tree/' if notebook else ''}{notebook}?token={self.token}&reset"
 
 
 @contextmanager
-def serve(root: Path, private: Path, environment: dict[str, str]) -> Iterator[Server]:
-    """JupyterLab on `root` as `power-lab lab` starts it, with all of its own state below `private`."""
+def serve(root: Path, private: Path, home: Path, *options: str) -> Iterator[Server]:
+    """JupyterLab on `root` as `power-lab lab` starts it, with its engine host in `home` and all else of its own below `private`."""
     from power_lab.jupyterlab import command
 
     environment = {
-        **environment,
+        **os.environ,
+        "POWER_LAB_HOME": str(home),
         "JUPYTER_CONFIG_DIR": str(private / "config"),
         "JUPYTER_RUNTIME_DIR": str(private / "runtime"),
         "JUPYTERLAB_SETTINGS_DIR": str(private / "settings"),
@@ -82,12 +94,12 @@ def serve(root: Path, private: Path, environment: dict[str, str]) -> Iterator[Se
     log = private / "server.log"
     with log.open("wb") as sink:
         server = subprocess.Popen(
-            [*line, *EXTRA_OPTIONS], env=environment, stdout=sink, stderr=sink, start_new_session=True
+            [*line, *EXTRA_OPTIONS, *options], env=environment, stdout=sink, stderr=sink, start_new_session=True
         )
     try:
         described = private / "runtime" / f"jpserver-{server.pid}.json"
         found = _read_when_there(described, server, log)
-        yield Server(found["url"], found["token"], root)
+        yield Server(found["url"], found["token"], root, home, private)
     finally:
         server.terminate()
         server.wait(20)
@@ -124,12 +136,20 @@ class LabPage:
     def open(self, notebook: str) -> None:
         """Open a notebook and wait until its kernel is ready."""
         self.page.goto(self.server.page(notebook))
-        self.page.wait_for_function(
-            f"() => {{ const s = ({_STATE})(); return s && s.status === 'idle'; }}", timeout=60_000
-        )
+        self.wait_idle(60)
+
+    def start_lab(self) -> None:
+        """Open JupyterLab on its launcher and wait until our commands are there."""
+        self.page.goto(self.server.page())
+        self.page.wait_for_function("() => window.jupyterapp?.commands.hasCommand('power-lab:open-panel')")
+
+    def wait_idle(self, timeout: float = 120) -> None:
+        """Wait until the kernel of the notebook in front rests and none of its cells runs; `timeout` in seconds."""
+        ready = f"() => {{ const s = ({_STATE})(); return s && s.status === 'idle' && !s.running; }}"
+        self.page.wait_for_function(ready, timeout=timeout * 1000)
 
     def state(self) -> dict[str, Any]:
-        """Kernel name, status, and the cells as they would be saved."""
+        """Kernel name and status, where there is one, and the cells as they would be saved."""
         return self.page.evaluate(_STATE)
 
     def command(self, name: str, **arguments: Any) -> None:
@@ -139,8 +159,21 @@ class LabPage:
     def run_all(self, timeout: float = 120) -> None:
         """Run all cells and wait until the kernel rests."""
         self.command("notebook:run-all-cells")
-        ready = f"() => {{ const s = ({_STATE})(); return s && s.status === 'idle' && !s.running; }}"
-        self.page.wait_for_function(ready, timeout=timeout * 1000)
+        self.wait_idle(timeout)
+
+    def begin(self, source: str) -> None:
+        """Put `source` into the active cell, begin to run it, and go on to a new cell below."""
+        self.page.evaluate(
+            "source => { window.jupyterapp.shell.currentWidget.content.activeCell.model.sharedModel.setSource(source);"
+            " void window.jupyterapp.commands.execute('notebook:run-cell-and-insert-below'); }",
+            source,
+        )
+
+    def run(self, source: str, timeout: float = 120) -> list[dict[str, Any]]:
+        """Run `source` in the active cell; its outputs as they would be saved. The active cell is then the one below."""
+        self.begin(source)
+        self.wait_idle(timeout)
+        return next(cell for cell in reversed(self.state()["cells"]) if "".join(cell["source"]) == source)["outputs"]
 
     def show(self, source: str) -> Any:
         """Scroll to the code cell whose source begins with `source`; returns the place of its output on the page."""
@@ -161,10 +194,11 @@ class LabPage:
         return [f"{rule['id']}: {node['html'][:200]}" for rule in found for node in rule["nodes"]]
 
     def theme(self, name: str) -> None:
-        """Switch to `JupyterLab Light` or `JupyterLab Dark` and wait for its colours.
+        """Switch to one of `THEMES` and wait for its colours.
 
         Also for the end of the splash: JupyterLab removes it twice, with an error, when the next switch comes within its fading.
         """
+        name = f"JupyterLab {name}"
         self.command("apputils:change-theme", theme=name)
         self.page.wait_for_function(
             "name => document.body.dataset.jpThemeName === name && !document.getElementById('jupyterlab-splash')",
@@ -173,10 +207,14 @@ class LabPage:
 
     def picture(self, name: str) -> None:
         """A screenshot in both themes, for people to look at."""
-        for theme in ("Light", "Dark"):
-            self.theme(f"JupyterLab {theme}")
-            self.page.wait_for_timeout(300)  # let fonts and transitions settle
-            self.page.screenshot(path=str(self.pictures / f"{name}-{theme.lower()}.png"))
+        for theme in THEMES:
+            self.theme(theme)
+            self.snap(f"{name}-{theme.lower()}")
+
+    def snap(self, name: str) -> None:
+        """A screenshot as it is."""
+        self.page.wait_for_timeout(100)  # let fonts and transitions settle
+        self.page.screenshot(path=str(self.pictures / f"{name}.png"))
 
     def _note_request(self, request: Any) -> None:
         self._note_address(request.url)
@@ -189,3 +227,22 @@ class LabPage:
     def _note_console(self, message: Any) -> None:
         if message.type == "error":
             self.errors.append(f"{message.text} ({message.location.get('url', '')})")
+
+
+@contextmanager
+def visit(browser: Any, server: Server, pictures: Path) -> Iterator[LabPage]:
+    """A fresh page, closed at the end; an error on its console or a request that left this machine is a failure."""
+    pictures.mkdir(parents=True, exist_ok=True)
+    context = browser.new_context(viewport={"width": 1400, "height": 1000})
+    page = LabPage(context.new_page(), server, pictures)
+    yield page
+    context.close()
+    assert page.strays == [], "requests left this machine"
+    assert page.errors == [], "errors on the browser's console"
+
+
+def write_notebook(path: Path, cells: Sequence[str], kernel: str = KERNEL) -> None:
+    """A notebook of code cells."""
+    notebook = new_notebook(cells=[new_code_cell(cell) for cell in cells])
+    notebook.metadata["kernelspec"] = {"name": kernel, "display_name": kernel, "language": "python"}
+    nbformat.write(notebook, path)

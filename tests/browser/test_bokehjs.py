@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import nbformat
-
-from power_lab.notebook import KERNEL
-from tests.browser.lab import OUTPUT
+from tests.browser.lab import OUTPUT, write_notebook
 
 CELLS = [
     "from bokeh.io import output_notebook, show\nfrom bokeh.plotting import figure\noutput_notebook()",
@@ -14,9 +11,7 @@ CELLS = [
 
 
 def test_a_plot_is_drawn_with_our_copy_of_bokehjs(lab_page, lab_server):
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in CELLS])
-    notebook.metadata.kernelspec = {"name": KERNEL, "display_name": "Power Lab"}
-    nbformat.write(notebook, lab_server.root / "plot.ipynb")
+    write_notebook(lab_server.root / "plot.ipynb", CELLS)
     asked: list[str] = []
     lab_page.page.on("request", lambda request: asked.append(request.url))
     lab_page.open("plot.ipynb")

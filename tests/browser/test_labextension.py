@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from power_lab.widgets.palette import BLOCKS, TOKENS
+from tests.browser.lab import THEMES
 
 ROOT = Path(__file__).parents[2]
 PANEL = "#power-lab-panel"
@@ -126,8 +127,7 @@ class Played:
 @pytest.fixture
 def played(lab_page):
     played = Played(lab_page.page)
-    lab_page.page.goto(f"{lab_page.server.url}lab?token={lab_page.server.token}&reset")
-    lab_page.page.wait_for_function("() => window.jupyterapp?.commands.hasCommand('power-lab:open-panel')")
+    lab_page.start_lab()
     lab_page.command("power-lab:open-panel")
     lab_page.page.locator(PANEL).wait_for()
     return played
@@ -173,8 +173,8 @@ def test_the_panel_looks_well_in_both_themes(lab_page, played):
         wave = 10 * ((tick // 20) % 3)
         played.vitals(busy(tick / 2 + wave / 30), at=1000 + tick / 2, device=GPU)
     lab_page.page.locator(".jp-PowerLab-big").wait_for()
-    for theme in ("Light", "Dark"):
-        lab_page.theme(f"JupyterLab {theme}")
+    for theme in THEMES:
+        lab_page.theme(theme)
         played.vitals(busy(140), at=1120.0, device=GPU)
         lab_page.page.locator(".jp-PowerLab-state.jp-mod-running").wait_for()
         assert lab_page.accessibility(PANEL) == []

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import nbformat
-from nbformat.v4 import new_code_cell, new_notebook
-
-
-def write_plain(folder, kernel):
-    notebook = new_notebook(cells=[new_code_cell("print('hello')"), new_code_cell("21 * 2")])
-    notebook.metadata["kernelspec"] = {"name": kernel, "display_name": kernel, "language": "python"}
-    nbformat.write(notebook, folder / "plain.ipynb")
+from tests.browser.lab import write_notebook
 
 
 def test_cells_run_and_no_news_pop_up_asks_for_anything(lab_server, lab_page):
-    write_plain(lab_server.root, "python3")
+    write_notebook(lab_server.root / "plain.ipynb", ["print('hello')", "21 * 2"], kernel="python3")
     lab_page.open("plain.ipynb")
     lab_page.run_all()
     cells = lab_page.state()["cells"]

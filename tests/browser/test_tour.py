@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.browser.lab import OUTPUT
+from tests.browser.lab import OUTPUT, THEMES
 
 
 @pytest.mark.timeout(600)
@@ -16,16 +16,16 @@ def test_the_tour_runs_from_top_to_bottom(lab_page):
     assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
     failed = [output for cell in cells for output in cell["outputs"] if output["output_type"] == "error"]
     assert failed == []
-    for source, words in [
-        ("run = lab.generate", "exact"),
-        ("lab.inspect.acceptance", "accept"),
-        ("lab.inspect.blocks", "cached"),
-        ("import os, signal", "cancelled"),
-        ("lab.explain", "the model's own limit"),
-    ]:
-        output = lab_page.show(source)
-        output.filter(has_text=words).wait_for()
-        for theme in ("Light", "Dark"):
-            lab_page.theme(f"JupyterLab {theme}")
+    for theme in THEMES:
+        lab_page.theme(theme)
+        for source, words in [
+            ("run = lab.generate", "exact"),
+            ("lab.inspect.acceptance", "accept"),
+            ("lab.inspect.blocks", "cached"),
+            ("import os, signal", "cancelled"),
+            ("lab.explain", "the model's own limit"),
+        ]:
+            output = lab_page.show(source)
+            output.filter(has_text=words).wait_for()
             assert lab_page.accessibility(OUTPUT) == [], f"{source} in the {theme.lower()} theme"
-        lab_page.picture(f"tour-{source.split()[0].strip('=').replace('.', '-')}")
+            lab_page.snap(f"tour-{source.split()[0].strip('=').replace('.', '-')}-{theme.lower()}")

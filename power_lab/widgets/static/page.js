@@ -17,12 +17,19 @@ function save(message, buffers) {
   setTimeout(() => URL.revokeObjectURL(link.href), 10000);
 }
 
+/** Keys are for what has the focus: JupyterLab takes Enter and the arrows for its notebook unless the very element forbids it. */
+function ownKeys(event) {
+  event.target.dataset.lmSuppressShortcuts = "true";
+}
+
 /** The whole style sheet, which comes with the widget, holds for places that are alive; others have what their content needs. */
 function enliven(root, model) {
   root.classList.add("pl-on");
+  root.addEventListener("focusin", ownKeys);
   const leave = attach(root, model);
   return () => {
     leave();
+    root.removeEventListener("focusin", ownKeys);
     root.classList.remove("pl-on");
   };
 }
