@@ -18,10 +18,16 @@ if TYPE_CHECKING:
     from power_lab.lessons.lattice import lattice_of
     from power_lab.lessons.microscope import Microscope
     from power_lab.lessons.ordinary import load_ordinary
+    from power_lab.lessons.pool_walk import PoolWalk
+    from power_lab.lessons.softmax_walk import SoftmaxWalk
+    from power_lab.lessons.stepwise import Stepwise
     from power_lab.widgets.explorer import explore
 
 _HOMES = {
     "Microscope": "microscope",
+    "PoolWalk": "pool_walk",
+    "SoftmaxWalk": "softmax_walk",
+    "Stepwise": "stepwise",
     "check": "checks",
     "costs_chart": "figures",
     "explore": ".widgets.explorer",
@@ -35,6 +41,9 @@ _HOMES = {
 }
 __all__ = [
     "Microscope",
+    "PoolWalk",
+    "SoftmaxWalk",
+    "Stepwise",
     "check",
     "costs_chart",
     "explore",

@@ -143,9 +143,9 @@ class SoftmaxWalk(Walk):
 
 def scores(row: Attended, head: int) -> np.ndarray:
     """f64 [position + 1]: scaled products of one query with every key behind which it stands."""
-    group = row.q.shape[0] // row.keys.shape[1]
-    keys = np.concatenate([page[head // group].T for page in row.keys])[: row.position + 1]
-    return row.scale * (keys.astype(np.float64) @ row.q[head].astype(np.float64))
+    keys, _ = row.dense()
+    group = row.q.shape[0] // keys.shape[1]
+    return row.scale * (keys[:, head // group].astype(np.float64) @ row.q[head].astype(np.float64))
 
 
 def tiles(values: np.ndarray, table_: Sequence[int], start: int = 0) -> list[Tile]:

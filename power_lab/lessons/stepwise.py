@@ -5,7 +5,7 @@ It is the engine that serves notebooks, with an observer. `Microscope` looks at 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -15,6 +15,7 @@ from power_lab.engine.config import EngineConfig, Paths
 from power_lab.engine.engine import Engine
 from power_lab.engine.inspection import StepRecord
 from power_lab.engine.loader import load
+from power_lab.engine.models.spec import ModelSpec
 from power_lab.engine.plan import StepPlan
 from power_lab.engine.request import Prompt
 from power_lab.engine.shapes import Coverage
@@ -24,6 +25,7 @@ from power_lab.errors import ConfigError
 from power_lab.kernels.ops import BLOCK, Array, Batch, KVCache
 from power_lab.keywords import sampling
 from power_lab.run import Run
+from power_lab.widgets.inspect import Inspect
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,14 @@ class Attended:
     keys: np.ndarray
     values: np.ndarray
 
+    def dense(self) -> tuple[np.ndarray, np.ndarray]:
+        """Keys and values without pages: f32 [position + 1, KV heads, dim] each."""
+        return dense(self.keys, self.values, self.position + 1)
+
+
+Attention = Callable[[np.ndarray, np.ndarray, np.ndarray, float, int], np.ndarray]
+"""q f32 [heads, dim], keys and values f32 [n, KV heads, dim], scale, rows of the step -> f32 [heads, dim]."""
+
 
 class Stepwise:
     """An engine of its own for several requests. Closes with `close()` or a `with` block.
@@ -99,6 +109,7 @@ class Stepwise:
         model, settings: as for `lab.load`. paths: this user's directories.
         buckets: pad steps to these row counts, as engines on GPUs do; none: every count of rows as it is.
         attention: layer whose attention is kept, row by row; None for none. Steps then run operation by operation.
+        instead: computes the attention of every row of every layer in the kernel's place, slowly; for models without further rules.
 
     Attributes:
         engine: the engine; nothing moves unless it is stepped. frames: the steps so far.
@@ -116,9 +127,11 @@ class Stepwise:
         paths: Paths | None = None,
         buckets: tuple[int, ...] = (),
         attention: int | None = None,
+        instead: Attention | None = None,
         **settings: Any,
     ) -> None:
-        recording = {} if attention is None else {"graph_mb": 0}  # a recorded step calls no operation that could be listened to
+        listening = attention is not None or instead is not None
+        recording = {"graph_mb": 0} if listening else {}  # a recorded step calls no operation that could be listened to
         config = EngineConfig.of({"model": model, "draft": "", "device": "cpu", **settings, **recording})
         padded = Coverage(buckets).rows if buckets else ()  # refused before anything is loaded
         self._loaded = load(config, paths or Paths.default(), lambda *_: None)
@@ -132,11 +145,12 @@ class Stepwise:
         self._layer, self._calls = attention, 0
         self._heard: tuple[np.ndarray, np.ndarray, float, int, KVCache] | None = None
         self._closed = False
+        self._inspect = Inspect(self)
         self.frames: list[Frame] = []
         self.logits: dict[str, dict[int, np.ndarray]] = {}
         self.attended: list[Attended] = []
-        if attention is not None:
-            self._attend = self._ops.attention
+        self._attend, self._instead = self._ops.attention, instead
+        if listening:
             self._ops.attention = self._listen
         self.engine = Engine(config, loaded=self._loaded, threaded=False, observer=self._observe)
 
@@ -177,6 +191,39 @@ class Stepwise:
             self.step()
         return Run(ticket.result())
 
+    def attend(self, rows: Sequence[Attended], window: int = 0) -> list[np.ndarray]:
+        """The engine's own kernel on rows that were kept, all in one call: f32 [heads, dim] of each.
+
+        Their pages are put into a pool in another order than the engine had. window: as of the layer.
+        """
+        pages = [len(row.table) for row in rows]
+        order = 1 + np.random.default_rng(0).permutation(sum(pages)).astype(np.int32)
+        tables = np.zeros((len(rows), max(pages)), np.int32)
+        heads, dim = rows[0].keys.shape[1:3]
+        cache = self._ops.kv_cache(1 + sum(pages), heads, dim)
+        first = 0
+        for at, row in enumerate(rows):
+            tables[at, : pages[at]] = mine = order[first : first + pages[at]]
+            cache.keys[mine], cache.values[mine] = row.keys, row.values
+            first += pages[at]
+        count = np.arange(len(rows), dtype=np.int32)
+        places = np.array([row.position for row in rows], np.int32)
+        batch = Batch(ids=count, positions=places, slots=places.astype(np.int64), table_of=count, tables=tables, sampled=count)
+        queries = np.stack([row.q.reshape(-1) for row in rows])
+        out = np.empty_like(queries)
+        self._attend(queries, batch, rows[0].q.shape[0], rows[0].scale, cache, out, window)
+        return list(out.reshape(len(rows), *rows[0].q.shape))
+
+    @property
+    def inspect(self) -> Inspect:
+        """The inspectors, as `lab.inspect` has them, of this engine."""
+        return self._inspect
+
+    @property
+    def spec(self) -> ModelSpec:
+        """The model's sizes."""
+        return self._loaded.model.spec
+
     def piece(self, token: int) -> str:
         """The text of one token as it decodes alone."""
         return self._loaded.tokenizer.piece(token)
@@ -195,11 +242,6 @@ class Stepwise:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    # --- what inspectors ask of a lab's engine ------------------------------------------------------------------------------------
-
-    def blocks(self) -> tuple[BlockState, ...]:
-        return self.engine.blocks()
 
     # --- listening ----------------------------------------------------------------------------------------------------------------
 
@@ -245,13 +287,26 @@ class Stepwise:
         self, qkv: Array, batch: Batch, q_heads: int, scale: float, cache: KVCache, out: Array, *rules: Any, **named: Any
     ) -> None:
         """The operation itself; of the layer that is looked at, what it was given and what it made."""
-        self._attend(qkv, batch, q_heads, scale, cache, out, *rules, **named)
+        if self._instead is None:
+            self._attend(qkv, batch, q_heads, scale, cache, out, *rules, **named)
+        else:
+            self._replace(self._instead, qkv, batch, q_heads, scale, cache, out)
         layer = self._calls % len(self._loaded.model.spec.layers)
         self._calls += 1
         if layer == self._layer:
             window = named.get("window", rules[0] if rules else 0)
             queries = qkv[:, : q_heads * cache.head_dim].reshape(-1, q_heads, cache.head_dim)
             self._heard = queries.copy(), out.reshape(queries.shape).copy(), scale, window, cache
+
+    @staticmethod
+    def _replace(
+        attend: Attention, qkv: Array, batch: Batch, q_heads: int, scale: float, cache: KVCache, out: Array
+    ) -> None:
+        for row, position in enumerate(batch.positions):
+            pages = batch.tables[batch.table_of[row]][: position // BLOCK + 1]
+            keys, values = dense(cache.keys[pages], cache.values[pages], int(position) + 1)
+            query = qkv[row, : q_heads * cache.head_dim].reshape(q_heads, -1)
+            out[row] = attend(query, keys, values, scale, len(out)).reshape(-1)
 
     def _attended(self, plan: StepPlan) -> Iterator[Attended]:
         """The last row of every request in a step; rows inside of prompts would be many."""
@@ -275,3 +330,12 @@ class Stepwise:
                 keys=cache.keys[pages],
                 values=cache.values[pages],
             )
+
+
+def dense(keys: np.ndarray, values: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Pages [n, KV heads, dim, 64] of keys and [n, KV heads, 64, dim] of values as [count, KV heads, dim] each."""
+    heads, dim = keys.shape[1:3]
+    return (
+        keys.transpose(0, 3, 1, 2).reshape(-1, heads, dim)[:count],
+        values.transpose(0, 2, 1, 3).reshape(-1, heads, dim)[:count],
+    )
