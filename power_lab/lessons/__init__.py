@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from power_lab.lessons.checks import check
+    from power_lab.lessons.exercises.attention import canonical_splits
     from power_lab.lessons.figures import (
         costs_chart,
         facts_table,
@@ -28,6 +29,7 @@ _HOMES = {
     "PoolWalk": "pool_walk",
     "SoftmaxWalk": "softmax_walk",
     "Stepwise": "stepwise",
+    "canonical_splits": "exercises.attention",
     "check": "checks",
     "costs_chart": "figures",
     "explore": ".widgets.explorer",
@@ -44,6 +46,7 @@ __all__ = [
     "PoolWalk",
     "SoftmaxWalk",
     "Stepwise",
+    "canonical_splits",
     "check",
     "costs_chart",
     "explore",
