@@ -8,6 +8,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from power_lab.engine.trace import RunRecord
+from power_lab.evidence.page import MIME as EVIDENCE_MIME
 from power_lab.widgets.text import count
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from power_lab.evidence.receipt import Receipt
     from power_lab.what_if import WhatIf
 
-EVIDENCE_MIME = "application/vnd.power-lab.evidence+json"
 NO_MATH = "mathjax_ignore tex2jax_ignore"  # notebooks typeset $…$ in HTML, and output must show as it is
 _LARGEST_EVIDENCE = 8192  # bytes; a larger receipt is read from `run.receipt` and not stored in every output
 

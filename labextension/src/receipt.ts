@@ -6,9 +6,10 @@ import { PanelLayout, Widget } from '@lumino/widgets';
 import { type IGroup, read } from './evidence.js';
 
 const MIME = 'application/vnd.power-lab.evidence+json';
+const ALONE = '<div data-power-lab-receipt>'; // HTML that says what the receipt does (power_lab/evidence/page.py)
 const RANK = 45; // before text/html, which stands in the same bundle for all others
 
-/** The run as everybody sees it, sanitized as any HTML, and under it the receipt, closed. */
+/** The run as everybody sees it, sanitized as any HTML, and under it the receipt, closed. A receipt that is shown for its own sake is open. */
 class Receipt extends Widget implements IRenderMime.IRenderer {
   constructor(
     private readonly options: IRenderMime.IRendererOptions,
@@ -22,12 +23,14 @@ class Receipt extends Widget implements IRenderMime.IRenderer {
 
   async renderModel(model: IRenderMime.IMimeModel): Promise<void> {
     const layout = this.layout as PanelLayout;
-    const open = this.node.querySelector('details')?.open ?? false;
+    const html = model.data['text/html'];
+    const alone = typeof html === 'string' && html.startsWith(ALONE);
+    const open = this.node.querySelector('details')?.open ?? alone;
     [...layout.widgets].forEach(widget => widget.dispose());
-    if (typeof model.data['text/html'] === 'string') {
-      const html = htmlRendererFactory.createRenderer({ ...this.options, mimeType: 'text/html' });
-      layout.addWidget(html);
-      await html.renderModel(model);
+    if (typeof html === 'string' && !alone) {
+      const run = htmlRendererFactory.createRenderer({ ...this.options, mimeType: 'text/html' });
+      layout.addWidget(run);
+      await run.renderModel(model);
     }
     layout.addWidget(new Widget({ node: draw(model.data[MIME], open, this.trans) }));
   }

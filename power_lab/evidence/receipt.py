@@ -23,6 +23,7 @@ import msgspec
 from power_lab.engine.trace import DraftFacts, RunRecord
 from power_lab.errors import EvidenceError
 from power_lab.evidence.canonical import canonical, digest, parse, token_digest
+from power_lab.evidence.page import MIME, receipt_html
 
 SCHEMA = "power-lab.receipt/1"
 LARGEST = 1 << 20  # bytes; a receipt has about 3000
@@ -198,6 +199,9 @@ class Receipt:
             f"Receipt({claim['model']['name']}, {claim['engine']['mode']}, {claim['output']['tokens']} tokens, "
             f"claim {self.claim_sha256[:12]}, sha256 {self.sha256[:12]})"
         )
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+        return {"text/plain": repr(self), "text/html": receipt_html(self), MIME: self.data}
 
 
 def trace_digest(record: RunRecord) -> str:

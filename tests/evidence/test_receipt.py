@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from power_lab.engine.trace import DraftFacts
 from power_lab.errors import EvidenceError
 from power_lab.evidence.canonical import canonical, digest
+from power_lab.evidence.page import MIME
 from power_lab.evidence.receipt import Receipt, trace_digest
 from tests.factories import engine_facts, run_record, run_records
 
@@ -210,6 +211,22 @@ def test_tokens_are_compared_with_the_claim():
     with pytest.raises(EvidenceError) as caught:
         receipt.check_tokens(prompt=record.tokens)
     assert caught.value.field == "claim.prompt"
+
+
+def test_a_page_shows_what_it_says_and_nothing_runs_there():
+    record = run_record()
+    engine = msgspec.structs.replace(record.engine, model="<script>alert(1)</script>", file="/home/me/<img src=x>.gguf")
+    receipt = Receipt.of(msgspec.structs.replace(record, engine=engine))
+    bundle = receipt._repr_mimebundle_()
+    html = bundle["text/html"]
+    assert bundle[MIME] is receipt.data
+    assert html.startswith("<div data-power-lab-receipt>"), "the JupyterLab extension looks for it"
+    for said in (receipt.claim_sha256, receipt.sha256, receipt.output_sha256, receipt.claim["model"]["sha256"]):
+        assert said in html
+    assert "&lt;img src=x&gt;.gguf" in html
+    assert "<script" not in html
+    assert "<img" not in html
+    assert "/home/me" not in html
 
 
 def test_a_seed_of_63_bits_is_exact():
