@@ -89,6 +89,16 @@ class Point:
         return self.trial.settings
 
     @property
+    def request(self) -> dict[str, Any]:
+        """Keywords for `lab.generate` that ask for the same."""
+        return dict(self.trial.request)
+
+    @property
+    def engine(self) -> dict[str, Any]:
+        """Keywords for `lab.configure` that bring the same engine."""
+        return {**self.trial.engine, "draft": self.trial.config.draft}
+
+    @property
     def measured(self) -> bool:
         return bool(self.passes)
 

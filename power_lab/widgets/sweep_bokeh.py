@@ -35,6 +35,8 @@ _TOLD = (
 
 def scatter(sweep: Sweep, points: Sequence[Point], gain: str, cost: str, kind: Callable[[Point], str]) -> Plot:
     """Cost and gain; one legend entry for each kind of point, which a click hides."""
+    from power_lab.widgets.bokeh_look import dressed
+
     plot = _figure(420, named(cost), named(gain), tools="pan,wheel_zoom,box_zoom,reset,save")
     drawn: list[Any] = []
     for name, mark in POINTS.items():
@@ -54,7 +56,7 @@ def scatter(sweep: Sweep, points: Sequence[Point], gain: str, cost: str, kind: C
     plot.legend.click_policy = "hide"
     _legend_above(plot)
     _bytes_on(plot.xaxis, cost)
-    return plot
+    return dressed(plot)
 
 
 def cells(
@@ -67,6 +69,8 @@ def cells(
     points: Sequence[Sequence[Point]],
 ) -> Plot:
     """A heat map; cells without the figure are left empty."""
+    from power_lab.widgets.bokeh_look import dressed
+
     found = [
         (point, str(one), str(other))
         for other, row in zip(rows, points, strict=True)
@@ -86,7 +90,7 @@ def cells(
     _tell(source, sweep)
     _tips(plot, [boxes])
     plot.grid.visible = False
-    return plot
+    return dressed(plot)
 
 
 def lines(
@@ -99,6 +103,8 @@ def lines(
 ) -> Plot:
     """Parallel coordinates; the line under the pointer stands out, and tells its figures."""
     from bokeh.models import Span
+
+    from power_lab.widgets.bokeh_look import dressed
 
     names = [named(name) if name in FIGURES else name for name in axes]
     plot = _figure(380, "", "", tools="save", x_range=(-0.35, len(axes) - 0.4), y_range=(-0.12, 1.14))
@@ -129,7 +135,7 @@ def lines(
     plot.grid.visible = False
     _tell(source, sweep)
     _tips(plot, [drawn])
-    return plot
+    return dressed(plot)
 
 
 _MARKERS = {"front": "circle", "beaten": "circle", "unequal": "x", "failed": "dash"}
@@ -139,9 +145,7 @@ def _figure(height: int, x: str, y: str, tools: str, **options: Any) -> Any:
     from bokeh.plotting import figure
 
     look = {"sizing_mode": "stretch_width", "max_width": 900, "output_backend": "canvas"}
-    plot = figure(height=height, x_axis_label=x, y_axis_label=y, tools=f"{tools},tap", **look, **options)
-    plot.toolbar.logo = None
-    return plot
+    return figure(height=height, x_axis_label=x, y_axis_label=y, tools=f"{tools},tap", **look, **options)
 
 
 def _source(sweep: Sweep, points: Sequence[Point], **further: Sequence[Any]) -> ColumnDataSource:
@@ -186,7 +190,6 @@ def _legend_above(plot: Any) -> None:
     legend = plot.legend[0]
     plot.add_layout(legend, "above")  # beside the data and not on it
     legend.orientation = "horizontal"
-    legend.border_line_color = None
     legend.label_text_font_size = "11px"
 
 
