@@ -335,7 +335,7 @@ class Lab:
 
     @cached_property
     def inspect(self) -> Inspect:
-        """The inspectors: `lab.inspect.acceptance(run)`, `lab.inspect.blocks()`."""
+        """The inspectors: `acceptance(run)`, `lens(run)`, `timeline()`, `shapes()`, `prefixes()`, `blocks()`."""
         from power_lab.widgets.inspect import Inspect
 
         return Inspect(self)

@@ -21,7 +21,17 @@ _OPEN = {"Acceptance": 16, "Blocks": 4, "Timeline": 8, "Lens": 8, "Shapes": 4, "
 
 
 class Inspect:
-    """Makes inspectors and closes the ones that nobody needs, since ipywidgets keeps every open widget for ever.
+    """The inspectors of a lab. Each is shown as a cell's last value, has its data as `.dataset`, and exports it.
+
+    - `acceptance(run)`: rounds as rows of tokens, what was kept of each draft, and what other widths would have done.
+    - `lens(run)`: one position of a round: both distributions, the noise of the draw, why the draft was kept or not.
+    - `timeline()`, `timeline(run)`: steps along time, by what they computed, with idle gaps; exports a Chrome trace.
+    - `shapes()`: graph shapes captured, replayed and eager, padding, and better row buckets.
+    - `prefixes("a prompt")`: the prefix tree, what it saved and evicts next, where a prompt would hit.
+    - `blocks()`: each block of the cache: whose it is, who shares it.
+
+    Beside them there are `lab.watch()`, a live dashboard, and `lab.sweep(...)`, settings measured against each other. Views that
+    nobody needs any more are closed, since ipywidgets keeps every open widget for ever.
 
     Args:
         lab: its `engine`, or it itself, has `blocks() -> tuple[BlockState, ...]`.

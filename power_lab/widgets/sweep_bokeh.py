@@ -55,7 +55,8 @@ def scatter(sweep: Sweep, points: Sequence[Point], gain: str, cost: str, kind: C
     _tips(plot, drawn)
     plot.legend.click_policy = "hide"
     _legend_above(plot)
-    _bytes_on(plot.xaxis, cost)
+    _numbers_on(plot.xaxis, cost)
+    _numbers_on(plot.yaxis, gain)
     return dressed(plot)
 
 
@@ -193,8 +194,7 @@ def _legend_above(plot: Any) -> None:
     legend.label_text_font_size = "11px"
 
 
-def _bytes_on(axis: Any, figure: str) -> None:
+def _numbers_on(axis: Any, figure: str) -> None:
     from bokeh.models import NumeralTickFormatter
 
-    if FIGURES[figure][0] == "byte":
-        axis.formatter = NumeralTickFormatter(format="0.0 b")
+    axis.formatter = NumeralTickFormatter(format="0.0 b" if FIGURES[figure][0] == "byte" else "0,0.[00]")

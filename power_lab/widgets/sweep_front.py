@@ -6,7 +6,7 @@ import math
 from html import escape
 from typing import TYPE_CHECKING
 
-from power_lab.tuning.point import Point
+from power_lab.tuning.point import FIGURES, Point
 from power_lab.widgets.palette import POINTS, legend
 from power_lab.widgets.picture import FAINT, INK, line, svg, text
 from power_lab.widgets.sweep import kind_of
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 WIDTH, HEIGHT = 760.0, 340.0  # px
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64.0, 170.0, 26.0, 44.0  # px around the frame; labels of the front reach to the right
 _R = 5.0  # px
+_MIB = 1 << 20
 
 
 class FrontView(SweepChart):
@@ -100,11 +101,11 @@ class FrontView(SweepChart):
     def _grid(self) -> str:
         right, bottom = WIDTH - _RIGHT, HEIGHT - _BOTTOM
         parts = []
-        for value in ticks(*self._range(self.gain)):
+        for value in _ticks(self.gain, *self._range(self.gain)):
             y = self._y(value)
             parts.append(line([(_LEFT, y), (right, y)], f"stroke='{FAINT}'"))
             parts.append(text(_LEFT - 8, y + 4, shown(self.gain, value).removesuffix(".0"), "text-anchor='end'"))
-        for value in ticks(*self._range(self.cost)):
+        for value in _ticks(self.cost, *self._range(self.cost)):
             x = self._x(value)
             parts.append(line([(x, bottom), (x, bottom + 5)], f"stroke='{INK}'"))
             parts.append(text(x, bottom + 18, shown(self.cost, value), "text-anchor='middle'"))
@@ -145,6 +146,12 @@ class FrontView(SweepChart):
             words = words if len(words) <= 40 else words[:39] + "…"
             parts.append(text(x + 8, at, words, f"fill='{INK}' paint-order='stroke' stroke='#ffffff' stroke-width='3'"))
         return parts
+
+
+def _ticks(figure: str, low: float, high: float) -> list[float]:
+    """Round numbers of the unit in which the figure is shown."""
+    unit = _MIB if FIGURES[figure][0] == "byte" else 1
+    return [unit * value for value in ticks(low / unit, high / unit)]
 
 
 def _known(point: Point, *figures: str) -> bool:

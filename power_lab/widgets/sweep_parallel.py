@@ -83,7 +83,7 @@ class ParallelView(SweepChart):
             value = point.figures[name]
             low, high = self._range(name)
             return (value - low) / (high - low) if high > low else 0.5
-        values = self.sweep.plan.axes[name]
+        values = self._values(name)
         if name not in point.settings:  # without effect there: the line leaves the axis out
             return math.nan
         at = values.index(point.settings[name])
@@ -94,9 +94,14 @@ class ParallelView(SweepChart):
         if name in self.figures:
             low, high = self._range(name)
             return [(0.0, shown(name, low)), (1.0, shown(name, high))] if high > low else [(0.5, shown(name, low))]
-        values = self.sweep.plan.axes[name]
+        values = self._values(name)
         last = max(1, len(values) - 1)
         return [(at / last if len(values) > 1 else 0.5, _short(value)) for at, value in enumerate(values)]
+
+    def _values(self, name: str) -> Sequence[Any]:
+        """Of a setting, from below: numbers by size, anything else as it was given."""
+        values = self.sweep.plan.axes[name]
+        return sorted(values) if all(isinstance(value, (int, float)) for value in values) else values
 
     def _range(self, name: str) -> tuple[float, float]:
         known = [value for point in self._drawn if not math.isnan(value := point.figures[name])]
