@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from power_lab.lessons import recorded
     from power_lab.lessons.checks import check
     from power_lab.lessons.exercises.attention import canonical_splits
     from power_lab.lessons.figures import (
@@ -54,6 +55,7 @@ __all__ = [
     "lattice_of",
     "load_ordinary",
     "position_table",
+    "recorded",
     "slots_chart",
     "walk_table",
     "window_table",
@@ -61,6 +63,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "recorded":
+        return import_module(".recorded", __name__)
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f".{_HOMES[name]}", __name__), name)

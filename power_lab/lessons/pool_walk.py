@@ -96,8 +96,7 @@ class PoolWalk(Walk):
             legend(STEPS, steps)
             + drawing(self.picture(), f"Requests and blocks along steps. {self.summary()}")
             + f'<p class="pl-note">{words}</p>{self._table(frame)}'
-            + legend(BLOCKS, here | {"dummy": 0})
-            + self._grid(frame)
+            + f'<div style="margin-top:12px">{legend(BLOCKS, here | {"dummy": 0})}{self._grid(frame)}</div>'
         )
 
     # --- parts of the picture -----------------------------------------------------------------------------------------------------
