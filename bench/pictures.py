@@ -118,7 +118,6 @@ def tour(page: LabPage, album: Album) -> None:
 
 def states(page: LabPage, album: Album) -> None:
     """What views show before there is anything, and when the engine is gone."""
-    _no_engine(page)
     lab.write_notebook(page.server.root / "states.ipynb", [""])
     page.open("states.ipynb")
     _bare(page)
@@ -192,7 +191,7 @@ def pages(page: LabPage, album: Album) -> None:
         both(page, lambda theme, path=path: album.keep(f"page-{path.stem}-{theme}", page.page.screenshot()))
 
 
-SCENES = {scene.__name__: scene for scene in (tour, states, panel, pages)}
+SCENES = {scene.__name__: scene for scene in (states, panel, tour, pages)}  # the first begins without an engine
 
 
 def _bare(page: LabPage) -> None:
@@ -222,7 +221,7 @@ def main() -> None:
         (home / "jupyter").mkdir()
         browser: Any = driver.chromium.launch(executable_path=lab.chromium(), args=lab.FLAGS)
         with lab.serve(home / "notebooks", home / "jupyter", home) as server:
-            for name in chosen.scenes or SCENES:
+            for name in [name for name in SCENES if name in (chosen.scenes or SCENES)]:
                 context = browser.new_context(viewport=WINDOW, reduced_motion="reduce")
                 SCENES[name](LabPage(context.new_page(), server, album.folder), album)
                 context.close()
