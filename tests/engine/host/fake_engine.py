@@ -227,7 +227,9 @@ class FakeEngine:
         return ()
 
     def shapes(self) -> ShapesReport:
-        raise ConfigError("shapes", "a fake has none")
+        counts = {"steps": 0, "captures": 0, "replays": 0, "eager": 0, "evictions": 0, "graphs": 0}
+        told = {"hit_rate": None, "window": 0, "history": (), "demand": {}, "planned": None}
+        return ShapesReport(enabled=False, why="a fake has none", shapes=(), nbytes=0, budget=0, **counts, **told)
 
     def prefixes(self) -> PrefixTree:
         raise ConfigError("prefixes", "a fake has none")
