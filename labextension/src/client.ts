@@ -11,6 +11,8 @@ import { IPowerClient } from './tokens.js';
 import type { Action, IEngine, IVitals, Message } from './vitals.js';
 
 const ADDRESS = 'power-lab/api/live';
+const MOURNED_MS = 60_000; // a host that went away is news so long
+const ENDING_S = 3; // one that said it would end so soon is none
 const ACTIVITY = ['pointermove', 'pointerdown', 'keydown', 'wheel', 'focus'] as const;
 
 class Client implements IPowerClient {
@@ -47,6 +49,10 @@ class Client implements IPowerClient {
 
   get error() {
     return this._error;
+  }
+
+  get lost(): string[] {
+    return this._lost;
   }
 
   get seconds(): number {
@@ -91,9 +97,11 @@ class Client implements IPowerClient {
   private _hear(message: Message): void {
     if (message.kind === 'vitals') {
       this._vitals = message;
+      this._lost = [];
       this._error = null;
       this._history.add(message);
     } else if (message.kind === 'nohost') {
+      this._mourn();
       this._vitals = null;
       this._error = null;
       this._history.clear();
@@ -101,6 +109,16 @@ class Client implements IPowerClient {
       this._error = message;
     }
     this._changed.emit();
+  }
+
+  private _mourn(): void {
+    const before = this._vitals;
+    if (before && (before.ends_in_s === null || before.ends_in_s > ENDING_S)) {
+      this._lost = before.engines.map(engine => engine.model);
+      this._lostAt = performance.now();
+    } else if (performance.now() - this._lostAt > MOURNED_MS) {
+      this._lost = [];
+    }
   }
 
   /** The only place that decides how often the server is asked. */
@@ -132,6 +150,8 @@ class Client implements IPowerClient {
   private readonly _history = new History();
   private readonly _changed: Signal<IPowerClient, void> = new Signal(this);
   private _vitals: IVitals | null = null;
+  private _lost: string[] = [];
+  private _lostAt = 0;
   private _error: { message: string; remedy: string } | null = null;
   private readonly _watchers = new Set<{ most: number }>();
   private _hz = 4;

@@ -6,7 +6,7 @@ import { ITranslator, nullTranslator, type TranslationBundle } from '@jupyterlab
 import type { ReadonlyPartialJSONObject } from '@lumino/coreutils';
 
 import { RequestFailed } from './feed.js';
-import { baseName } from './format.js';
+import { clientName } from './format.js';
 import { logoIcon, markIcon } from './icons.js';
 import { Command, KERNEL } from './names.js';
 import { IPowerClient } from './tokens.js';
@@ -74,7 +74,7 @@ class Actions {
       sentences.unshift(trans._n('%1 run ends as cancelled.', '%1 runs end as cancelled.', runs));
     }
     if (users.length > 0) {
-      sentences.push(trans.__('In use by %1.', users.map(baseName).join(', ')));
+      sentences.push(trans.__('In use by %1.', users.map(clientName).join(', ')));
     }
     const verb = { stop: trans.__('Stop'), unload: trans.__('Unload'), restart: trans.__('Restart') }[action];
     const answer = await showDialog({

@@ -1,7 +1,7 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
 import * as React from 'react';
 
-import { baseName, bytes, count, duration, percent, rate, ratio } from './format.js';
+import { bytes, clientName, count, duration, percent, rate, ratio } from './format.js';
 import type { IPoint, IRates } from './history.js';
 import { Bar, ShareStat, Sparkline, Stat } from './parts.js';
 import type { Action, IEngine, IRun } from './vitals.js';
@@ -150,7 +150,7 @@ function Memory(props: IEngineProps): JSX.Element {
 function Users(props: { engine: IEngine; trans: TranslationBundle }): JSX.Element {
   const { engine, trans } = props;
   const paths = engine.clients.join(', ');
-  const names = engine.clients.map(baseName).join(', ');
+  const names = engine.clients.map(clientName).join(', ');
   const ends = engine.ends_in_s;
   return (
     <div className="jp-PowerLab-users">
@@ -180,7 +180,7 @@ function RunLine(props: { run: IRun; trans: TranslationBundle }): JSX.Element {
   return (
     <li>
       <span className="jp-PowerLab-runName" title={run.client}>
-        {baseName(run.client) || trans.__('run %1', run.run)}
+        {clientName(run.client) || trans.__('run %1', run.run)}
       </span>
       <span className="jp-PowerLab-number">{trans._n('%1 token', '%1 tokens', run.tokens)}</span>
       <span className="jp-PowerLab-number">{duration(run.age_s)}</span>

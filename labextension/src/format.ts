@@ -56,6 +56,11 @@ export function short(digest: string): string {
   return digest.length > 16 ? `${digest.slice(0, 12)}…` : digest;
 }
 
+/** A client as people know it: its notebook. The engine host adds the process. */
+export function clientName(client: string): string {
+  return baseName(client.replace(/ \(pid \d+\)$/, ''));
+}
+
 /** The last part of a path, whatever the system it is from. */
 export function baseName(path: string): string {
   return path.split(/[\\/]/).pop() || path;

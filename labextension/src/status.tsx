@@ -48,7 +48,7 @@ class Status extends ReactWidget {
 
   protected override render(): JSX.Element {
     const { client, trans } = this;
-    const state = summary(client.link, client.vitals?.engines ?? [], engine => client.rates(engine)?.tokensPerS ?? 0);
+    const state = summary(client.link, client.vitals?.engines ?? [], engine => client.rates(engine)?.tokensPerS ?? 0, client.lost.length > 0);
     const [text, more] = words(state, trans);
     return (
       <button type="button" className={`jp-PowerLab-statusButton jp-mod-${state.mood}`} title={more} onClick={this.open}>

@@ -15,11 +15,12 @@ export interface ISummary {
   speed: string;
 }
 
-export function summary(link: Link, engines: IEngine[], speedOf: (engine: IEngine) => number): ISummary {
+/** @param lost whether engines have just gone with their host. */
+export function summary(link: Link, engines: IEngine[], speedOf: (engine: IEngine) => number, lost = false): ISummary {
   const shown = engines.find(engine => engine.running > 0) ?? engines.find(engine => engine.state === 'loading') ?? engines[0];
   const tokensPerS = engines.reduce((sum, engine) => sum + speedOf(engine), 0);
   return {
-    mood: mood(link, engines, shown),
+    mood: lost ? 'broken' : mood(link, engines, shown),
     model: shown?.model ?? '',
     others: Math.max(0, engines.length - 1),
     tokensPerS,

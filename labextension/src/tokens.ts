@@ -13,6 +13,8 @@ export interface IPowerClient {
   readonly link: Link;
   /** The last sample; it stays while disconnected, so that what was seen can still be read. Null before the first and without a host. */
   readonly vitals: IVitals | null;
+  /** Models whose engines went with their host within the last minute, where that was not about to end by itself. */
+  readonly lost: string[];
   /** What the server could not do, in its words; cleared by the next sample. */
   readonly error: { message: string; remedy: string } | null;
   /** Seconds that `points` reach back. */

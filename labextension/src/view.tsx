@@ -106,11 +106,16 @@ function Nothing(props: IViewProps): JSX.Element {
       </div>
     );
   }
+  const { lost } = client;
   return (
     <div className="jp-PowerLab-empty">
       <logoIcon.react className="jp-PowerLab-logo" tag="span" aria-hidden="true" />
-      <h3>{trans.__('No engine is running')}</h3>
-      <p>{trans.__('An engine starts when a notebook loads a model. In a Power Lab notebook, run:')}</p>
+      <h3>{lost.length > 0 ? trans.__('Disconnected') : trans.__('No engine is running')}</h3>
+      {lost.length > 0 ? (
+        <p>{trans.__('The engine host has ended, and %1 with it. A notebook that goes on starts a new one, or run:', lost.join(', '))}</p>
+      ) : (
+        <p>{trans.__('An engine starts when a notebook loads a model. In a Power Lab notebook, run:')}</p>
+      )}
       <code>lab.load(&quot;smollm2&quot;)</code>
       <div className="jp-PowerLab-actions">
         <button type="button" className="jp-PowerLab-button jp-mod-accept" onClick={() => begin('notebook')}>

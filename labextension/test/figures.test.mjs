@@ -2,7 +2,7 @@ import assert from 'node:assert/strict';
 import { test } from 'node:test';
 
 import { read } from '../lib/evidence.js';
-import { baseName, bytes, duration, percent, rate } from '../lib/format.js';
+import { baseName, bytes, clientName, duration, percent, rate } from '../lib/format.js';
 import { History } from '../lib/history.js';
 import { ceiling, line } from '../lib/sparkline.js';
 import { summary } from '../lib/summary.js';
@@ -81,6 +81,7 @@ test('the status bar names what works', () => {
   assert.equal(summary('live', [idle], speed).mood, 'idle');
   assert.equal(summary('nohost', [], speed).mood, 'none');
   assert.equal(summary('connecting', [], speed).mood, 'waiting');
+  assert.equal(summary('nohost', [], speed, true).mood, 'broken');
   for (const link of ['disconnected', 'unavailable', 'trouble']) assert.equal(summary(link, [busy], speed).mood, 'broken');
 });
 
@@ -97,4 +98,6 @@ test('a notebook is shown by its name, without its folders', () => {
   assert.equal(baseName('C:\\work\\tour.ipynb'), 'tour.ipynb');
   assert.equal(baseName('python script.py'), 'python script.py');
   assert.equal(baseName('/'), '/');
+  assert.equal(clientName('/home/ada/tour.ipynb (pid 4711)'), 'tour.ipynb');
+  assert.equal(clientName('notes (pid x).ipynb'), 'notes (pid x).ipynb');
 });

@@ -45,6 +45,8 @@ class View(anywidget.AnyWidget):
 
     formats: ClassVar[tuple[str, ...]] = ("csv", "netcdf", "json", "svg")
     rows: ClassVar[str] = ""
+    answers_while_busy: ClassVar[bool] = True
+    """For the kernel's routing: a page's first words come before its subshell is there, and would wait behind the running cell."""
 
     # Text and not a path: with a path anywidget keeps every closed widget alive (manzt/anywidget#929).
     _esm = script("view")

@@ -24,9 +24,8 @@ def lab_server(tmp_path_factory, smollm2_path):
     """JupyterLab on a folder that holds a copy of the notebooks, with its own settings and its own engine host."""
     root, private = tmp_path_factory.mktemp("notebooks"), tmp_path_factory.mktemp("jupyter")
     shutil.copytree(ROOT / "notebooks", root, dirs_exist_ok=True)
-    with own_home(tmp_path_factory.mktemp("home")) as home:
-        with lab.serve(root, private, home) as server:
-            yield server
+    with own_home(tmp_path_factory.mktemp("home")) as home, lab.serve(root, private, home) as server:
+        yield server
 
 
 @pytest.fixture(scope="package")
@@ -48,6 +47,8 @@ def lab_page(lab_server, browser):
 
 @pytest.fixture
 def no_engine(lab_server):
-    """No engine host runs, whatever the tests before left."""
+    """Neither kernels nor an engine host run, whatever the tests before left."""
+    for kernel in lab_server.ask("GET", "api/kernels"):
+        lab_server.ask("DELETE", f"api/kernels/{kernel['id']}")
     home = lab_server.home
     Lab(paths=Paths(home / "cache", home / "run", home / "state")).replace_host()

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+from urllib.request import Request, urlopen
 
 import nbformat
 from nbformat.v4 import new_code_cell, new_notebook
@@ -74,6 +75,12 @@ class Server:
     def page(self, notebook: str = "") -> str:
         """The address of JupyterLab with a notebook, or with its launcher."""
         return f"{self.url}lab{'/tree/' if notebook else ''}{notebook}?token={self.token}&reset"
+
+    def ask(self, method: str, path: str) -> Any:
+        """A request to the server's own interface; the JSON of its answer."""
+        asked = Request(f"{self.url}{path}", method=method, headers={"Authorization": f"token {self.token}"})
+        with urlopen(asked, timeout=30) as answer:
+            return json.loads(answer.read() or "null")
 
 
 @contextmanager
@@ -154,7 +161,9 @@ class LabPage:
 
     def command(self, name: str, **arguments: Any) -> None:
         """Execute one of JupyterLab's commands and wait for it."""
-        self.page.evaluate("([name, args]) => window.jupyterapp.commands.execute(name, args)", [name, arguments])
+        self.page.evaluate(
+            "async ([name, args]) => { await window.jupyterapp.commands.execute(name, args); }", [name, arguments]
+        )
 
     def run_all(self, timeout: float = 120) -> None:
         """Run all cells and wait until the kernel rests."""

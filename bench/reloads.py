@@ -1,0 +1,141 @@
+"""Reloads of a page while a cell runs: how soon panel and widgets are live again, and what reloads leave behind.
+
+    python bench/reloads.py [--reloads 20] [--output FILE]
+
+JupyterLab with the panel open and a notebook that shows `lab.watch()` and `lab.inspect.blocks()`; its last cell sleeps. Times are the
+page's own, from the moment that JupyterLab's application is restored (`restored`: since navigation). Threads, files and comms are
+counted after the first fifth of the reloads, when caps (subshells) are reached, and at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from bench.cpu import about  # noqa: E402
+from tests.browser.lab import FLAGS, LabPage, chromium, serve, write_notebook  # noqa: E402
+from tests.homes import own_home  # noqa: E402
+
+SHOWN = ('lab.load("smollm2")', "lab.watch()", "lab.inspect.blocks()")
+CELLS = (*SHOWN, "import time\ntime.sleep(100_000)")
+NOTEBOOK = "reloads.ipynb"
+# Looks at each frame. A panel is live with a state of an engine, a dashboard by its own word, another view once its script has found it.
+CLOCK = """
+window.seen = {};
+const look = () => {
+  const there = {
+    restored: window.restoredApp,
+    panel: document.querySelector('#power-lab-panel .jp-PowerLab-state'),
+    status: /idle|tok/.test(document.querySelector('.jp-PowerLab-statusButton')?.textContent ?? ''),
+    dashboard: /^Live/.test(document.querySelector('.pl-watching .pl-status')?.textContent ?? ''),
+    blocks: document.querySelector('.pl-live'),
+  };
+  for (const name in there) if (there[name]) window.seen[name] ??= performance.now();
+  if (window.jupyterapp && !window.waiting) {
+    window.waiting = true;
+    window.jupyterapp.restored.then(() => { window.restoredApp = true; });
+  }
+  requestAnimationFrame(look);
+};
+requestAnimationFrame(look);
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--reloads", type=int, default=20)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--output", type=Path, help="also write the result with machine and commit to this file")
+    args = parser.parse_args()
+    from playwright.sync_api import sync_playwright
+
+    with tempfile.TemporaryDirectory() as folder, own_home(Path(folder)) as home, sync_playwright() as driver:
+        (home / "notebooks").mkdir()
+        (home / "jupyter").mkdir()
+        write_notebook(home / "notebooks" / NOTEBOOK, CELLS)
+        browser: Any = driver.chromium.launch(executable_path=chromium(), args=FLAGS)
+        with serve(home / "notebooks", home / "jupyter", home) as server:
+            context = browser.new_context(viewport={"width": 1400, "height": 1000})
+            context.add_init_script(CLOCK)
+            result = measure(LabPage(context.new_page(), server, home), args.reloads)
+        browser.close()
+    print(json.dumps(result, indent=1))
+    if args.output:
+        args.output.write_text(json.dumps({"run": about(args), **result}, indent=1) + "\n")
+
+
+def measure(page: LabPage, reloads: int) -> dict[str, Any]:
+    """Times of `reloads` reloads, and what there is more at their end."""
+    page.open(NOTEBOOK)
+    page.command("power-lab:open-panel")
+    for source in SHOWN:
+        page.show(source)
+        page.command("notebook:run-cell")
+    page.wait_idle()
+    page.command("docmanager:save")
+    page.show(CELLS[-1])
+    page.page.evaluate("() => void window.jupyterapp.commands.execute('notebook:run-cell')")
+    page.page.wait_for_timeout(3000)  # the layout is saved a while after it has changed
+    seen, before = [], {}
+    for number in range(reloads):
+        page.page.goto(page.server.page(NOTEBOOK).removesuffix("&reset"))
+        page.page.wait_for_function("() => Object.keys(window.seen).length === 5", timeout=60_000)
+        seen.append(page.page.evaluate("() => window.seen"))
+        if number == reloads // 5:
+            before = held(page)
+    after = held(page)
+    return {
+        "reloads": reloads,
+        "s_restored_since_navigation": spread([one["restored"] for one in seen]),
+        **{
+            f"s_{part}_since_restored": spread([one[part] - one["restored"] for one in seen])
+            for part in ("status", "panel", "dashboard", "blocks")
+        },
+        "held_after_a_fifth": before,
+        "held_at_the_end": after,
+        "console_errors": page.errors,
+    }
+
+
+def spread(times: list[float]) -> dict[str, float]:
+    """Milliseconds as seconds."""
+    seconds = sorted(time / 1000 for time in times)
+    return {"median": round(statistics.median(seconds), 3), "longest": round(seconds[-1], 3)}
+
+
+def held(page: LabPage) -> dict[str, dict[str, int]]:
+    """Threads and open files of kernel, server and engine host; comms of the kernel, which answers while its cell runs."""
+    comms = page.page.evaluate(
+        "async () => { const kernel = window.jupyterapp.shell.currentWidget.sessionContext.session.kernel;"
+        " return Object.keys((await kernel.requestCommInfo({})).content.comms).length; }"
+    )
+    found: dict[str, dict[str, int]] = {}
+    for process in psutil.process_iter():
+        try:
+            line, around = process.cmdline(), process.environ()
+            if around.get("POWER_LAB_HOME") != str(page.server.home):
+                continue
+            kind = next((kind for kind, word in KINDS.items() if any(word in part for part in line)), "")
+            if kind:
+                found[kind] = {"threads": process.num_threads(), "files": process.num_fds()}
+        except psutil.Error:
+            continue
+    found["kernel"]["comms"] = comms
+    return found
+
+
+KINDS = {"kernel": "power_lab.jupyter", "host": "power_lab.engine.host", "server": "jupyterlab"}
+
+
+if __name__ == "__main__":
+    main()
