@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from power_lab.tuning.point import FIGURES, Point
 from power_lab.widgets.palette import POINTS, legend
-from power_lab.widgets.picture import FAINT, INK, line, svg, text
+from power_lab.widgets.picture import FAINT, INK, PAPER, line, svg, text
 from power_lab.widgets.sweep import kind_of
 from power_lab.widgets.sweep_chart import Spot, SweepChart, named, outputs_band, shown, ticks, told
 from power_lab.widgets.text import count
@@ -22,6 +22,7 @@ WIDTH, HEIGHT = 760.0, 340.0  # px
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64.0, 170.0, 26.0, 44.0  # px around the frame; labels of the front reach to the right
 _R = 5.0  # px
 _MIB = 1 << 20
+_LETTER = 6.2  # px, about, of a letter
 
 
 class FrontView(SweepChart):
@@ -144,7 +145,10 @@ class FrontView(SweepChart):
             taken.append(at)
             words = self.sweep.plan.told(point.trial)
             words = words if len(words) <= 40 else words[:39] + "…"
-            parts.append(text(x + 8, at, words, f"fill='{INK}' paint-order='stroke' stroke='#ffffff' stroke-width='3'"))
+            fits = x + 8 + _LETTER * len(words) < WIDTH
+            side = "" if fits else "text-anchor='end' "
+            halo = f"{side}fill='{INK}' paint-order='stroke' stroke='{PAPER}' stroke-width='3'"
+            parts.append(text(x + 8 if fits else x - 8, at, words, halo))
         return parts
 
 
