@@ -165,7 +165,8 @@ class PoolWalk(Walk):
             does = f'<span style="{mark.inline()}">{mark.glyph} {mark.label}</span>'
             reach = f"{part.start} to {part.start + part.rows - 1}" if part.rows > 1 else str(part.start)
             rows.append((escape(part.name), does, str(part.rows), reach if part.rows else "–", _listed(part.table)))
-        rows += [(escape(name), f"{STEPS['waiting'].glyph} waiting", "0", "–", "none") for name in frame.waiting if frame.part(name) is None]
+        idle = [name for name in frame.waiting if frame.part(name) is None]
+        rows += [(escape(name), f"{STEPS['waiting'].glyph} waiting", "0", "–", "none") for name in idle]
         return table(head, rows, left=(0, 1, 3, 4))
 
     def _grid(self, frame: Frame) -> str:

@@ -35,7 +35,7 @@ def buckets(answer: Callable[[Mapping[int, int], int], Sequence[int]], demand: M
         "as many buckets as sizes": ({1: 50, 7: 3, 20: 1}, 3),
         "two buckets for three sizes": ({1: 50, 7: 3, 8: 40}, 2),
         "many rare sizes and a common one": ({1: 4, 2: 4, 3: 4, 4: 200, 5: 4, 30: 1}, 3),
-        "sizes for which always taking the most frequent one is wrong": ({1: 10, 9: 11, 10: 12, 40: 9}, 2),
+        "sizes for which always taking the most frequent one is wrong": ({2: 50, 20: 30, 21: 30, 40: 1}, 2),
     }
     if demand:
         cases["the run of this lesson"] = demand, 4
