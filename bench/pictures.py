@@ -186,7 +186,8 @@ def pages(page: LabPage, album: Album) -> None:
         if path.name in ("tour.ipynb", "states.ipynb"):
             continue
         page.page.goto(page.server.page(str(path.relative_to(page.server.root))))
-        page.page.locator(".jp-Notebook:visible h1").first.wait_for()
+        page.page.locator(".jp-Notebook:visible .jp-Cell").first.wait_for()
+        page.page.wait_for_timeout(1000)
         page.page.evaluate("() => window.jupyterapp.shell.collapseLeft()")
         both(page, lambda theme, path=path: album.keep(f"page-{path.stem}-{theme}", page.page.screenshot()))
 

@@ -82,7 +82,7 @@ function settings(engine: Fields, sampling: Fields, words: IWords): IFact[] {
   ];
   // The names are those that one types in a notebook, so they stay as they are in every language.
   const typed = Object.entries(sampling).filter(([name]) => name !== 'speculate');
-  const made = Object.entries(section(engine['config']));
+  const made = Object.entries(section(engine['config'])).filter(([name]) => !(name in engine)); // said above, as it came out
   return facts([...own, ...typed, ...made]);
 }
 

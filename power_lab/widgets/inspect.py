@@ -41,6 +41,17 @@ class Inspect:
         self._lab = lab
         self._views: dict[str, deque[View]] = {}
 
+    def __repr__(self) -> str:
+        """What there is, for who types `lab.inspect` to see."""
+        shown = [
+            name
+            for name, kind in vars(Inspect).items()
+            if callable(kind) and not name.startswith("_") and name != "close"
+        ]
+        told = [(getattr(Inspect, name).__doc__ or "").partition("\n")[0] for name in shown]
+        lines = (f"  lab.inspect.{name + '(…)':14} {what}" for name, what in zip(shown, told, strict=True))
+        return "\n".join(["Inspectors; lab.watch() is the dashboard of all:", *lines])
+
     def acceptance(self, run: Run, rows: int = 150) -> Acceptance:
         """What each speculation round drafted, and what the target kept of it.
 

@@ -13,7 +13,7 @@ from power_lab.errors import EngineClosed, EvidenceError
 from power_lab.run import Run
 from power_lab.widgets.acceptance import Acceptance
 from power_lab.widgets.blocks import Blocks
-from power_lab.widgets.inspect import Inspect
+from power_lab.widgets.inspect import _OPEN, Inspect
 from power_lab.widgets.palette import BLOCKS, TOKENS, legend
 from power_lab.widgets.text import visible
 from power_lab.widgets.view import View
@@ -252,3 +252,11 @@ def test_a_view_asks_the_engine_that_it_was_made_for():
 def test_the_script_is_text_and_small():
     assert isinstance(View._esm, str)
     assert len(View._esm.encode()) < 20_000
+
+
+def test_who_asks_what_there_is_is_told():
+    told = repr(Inspect(Lab()))
+    for name in _OPEN:
+        assert f"lab.inspect.{name.lower()}(" in told.lower()
+    assert "lab.inspect.close" not in told
+    assert max(map(len, told.splitlines())) < 170

@@ -76,7 +76,7 @@ function attach(root, model) {
       say(`${old ? "Disconnected; these are the last numbers. " : ""}${facts.message || "No engine to watch"}`, old);
     }
     else if (late) say("Disconnected: no sample for two seconds; this is the last one", true);
-    else if (facts.state === "loading") say(`Loading: ${facts.message}`, false);
+    else if (facts.state === "loading") say(facts.message ? `Loading: ${facts.message}` : "Loading", false);
     else say("Live", false);
   };
   const top = () => {
