@@ -78,7 +78,11 @@ def play(page, view, monkeypatch):
 def test_one_click_from_a_point_to_its_trace(page, view, monkeypatch):
     hydrate(page, view)
     name = "button.pl-open" if page.locator("button.pl-open").count() else "button.pl-spot"
-    page.locator(name).nth(1).click()
+    opener = page.locator(name).nth(1)
+    if name == "button.pl-spot":
+        opener.press("Enter")
+    else:
+        opener.click()
     assert page.evaluate("model.sent.at(-1).kind") == "trace"
     answer = play(page, view, monkeypatch)
     point = view.sweep.point(answer["point"])
@@ -108,6 +112,26 @@ def test_arrow_keys_walk_over_a_picture(page):
     assert page.locator(".pl-detail").inner_text().startswith("point ")
     page.keyboard.press("Enter")
     assert page.evaluate("model.sent.at(-1).kind") == "trace"
+    view.close()
+
+
+def test_a_pointer_means_the_nearest_point_where_places_lie_on_each_other(page):
+    view = grid().parallel()
+    hydrate(page, view)
+    page.evaluate("""() => {
+      window.spots = [...document.querySelectorAll('.pl-spot')];
+      spots.forEach((spot, at) => Object.assign(spot.style, {left: '50%', top: `calc(50% + ${3 * at}px)`}));
+    }""")
+    for at in (0, 2):
+        page.evaluate(
+            """at => {
+          const box = spots[at].getBoundingClientRect();
+          const where = {clientX: box.left + box.width / 2, clientY: box.top + box.height / 2, detail: 1, bubbles: true};
+          spots.at(-1).dispatchEvent(new MouseEvent('click', where));
+        }""",
+            at,
+        )
+        assert page.evaluate("model.sent.at(-1).point") == int(page.evaluate("at => spots[at].dataset.point", at))
     view.close()
 
 

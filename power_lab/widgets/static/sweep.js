@@ -70,6 +70,13 @@ extras.push((root, body, model, signal) => {
     ask({ point, prompt: 0 });
   };
 
+  const closest = (x, y) => {
+    const away = (spot) => {
+      const box = spot.getBoundingClientRect();
+      return Math.hypot(box.left + box.width / 2 - x, box.top + box.height / 2 - y);
+    };
+    return places.reduce((best, spot) => (away(spot) < away(best) ? spot : best));
+  };
   const plot = body.querySelector(".pl-plot");
   const places = [];
   for (const [point, x, y, title, wide, tall] of plot ? spots : []) {
@@ -87,7 +94,11 @@ extras.push((root, body, model, signal) => {
       spot.style.height = `${tall}%`;
     }
     spot.tabIndex = places.length ? -1 : 0; // one stop for Tab; arrow keys walk
-    spot.addEventListener("click", () => open(point, spot), { signal });
+    spot.addEventListener("click", (event) => {
+      // Places of points that are close lie on each other, so a pointer means the nearest one; a key means this one.
+      const meant = event.detail && !wide ? closest(event.clientX, event.clientY) : spot;
+      open(+meant.dataset.point, meant);
+    }, { signal });
     spot.addEventListener("keydown", (event) => {
       const by = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
       const next = by && places[places.indexOf(spot) + by];
