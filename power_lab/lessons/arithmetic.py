@@ -19,8 +19,8 @@ def fma(a: ArrayLike, b: ArrayLike, c: ArrayLike) -> Floats:
     The product of two f32 is exact in f64. Their sum with c is rounded to odd there (Boldo and Melquiond 2008, "Emulation of FMA and
     correctly rounded sums"), so that rounding it again to f32 is as good as rounding once.
     """
-    product = np.float64(np.float32(a)) * np.float64(np.float32(b))
-    addend = np.float64(np.float32(c))
+    one, other, addend = (np.asarray(value, np.float32).astype(np.float64) for value in (a, b, c))
+    product = one * other
     total = product + addend
     with np.errstate(invalid="ignore"):  # infinities have no rest
         virtual = total - product
@@ -34,7 +34,7 @@ def fma(a: ArrayLike, b: ArrayLike, c: ArrayLike) -> Floats:
 
 def exp(x: ArrayLike) -> Floats:
     """e^x by the kernels' own polynomial, with the kernels' roundings."""
-    x = np.clip(np.float32(x), np.float32(-104.0), np.float32(89.0))
+    x = np.clip(np.asarray(x, np.float32), np.float32(-104.0), np.float32(89.0))
     n = np.rint(x * np.float32(1.44269504))
     r = fma(n, np.float32(-1.42860677e-06), fma(n, np.float32(-0.693145751953125), x))
     p = np.full_like(r, EXP_POLYNOMIAL[0])

@@ -141,7 +141,7 @@ class Stepwise:
         self._tickets: dict[str, Ticket] = {}
         self._open: dict[str, int] = {}  # name -> id of requests that have not ended
         self._names: dict[int, str] = {}
-        self._plan: StepPlan | None = None
+        self._plans: list[StepPlan] = []  # of the step at hand: one, or none
         self._layer, self._calls = attention, 0
         self._heard: tuple[np.ndarray, np.ndarray, float, int, KVCache] | None = None
         self._closed = False
@@ -163,7 +163,7 @@ class Stepwise:
             raise ConfigError("name", f"{name!r} is still running", "Use another name, or let it end.")
         wanted = sampling({"speculate": "off", **params})
         ticket = self.engine.submit(
-            prompt, wanted, chat=chat, cache_key=cache_key, on_done=lambda _: self._open.pop(name, None)
+            prompt, wanted, chat=chat, cache_key=cache_key, on_done=lambda _: self._open.__delitem__(name)
         )
         self._open[name], self._names[ticket.id], self._tickets[name] = ticket.id, name, ticket
         self.logits[name] = {}
@@ -247,10 +247,10 @@ class Stepwise:
 
     def _one(self) -> Frame | None:
         before = tuple(self._open)
-        self._plan = None
+        self._plans.clear()
         if not self.engine.step():
             return None
-        plan = self._plan
+        plan = self._plans[-1] if self._plans else None
         if plan is None:  # it only ended requests, such as cancelled ones
             return self.frames[-1] if self.frames else None
         parts = [Part(self._names[s.request_id], s.phase, s.rows, s.start, s.blocks) for s in plan.spans]
@@ -272,7 +272,7 @@ class Stepwise:
 
     def _observe(self, plan: StepPlan, logits: np.ndarray) -> None:
         """Between a forward pass and its draws."""
-        self._plan = plan
+        self._plans.append(plan)
         row = 0
         for span in plan.spans:
             first = span.start + span.rows - span.sampled + 1
