@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -37,6 +38,8 @@ THEMES = ("Light", "Dark")
 
 OUTPUT = ".jp-Notebook-cell.jp-mod-active .jp-Cell-outputArea"
 """The output of the active cell."""
+
+_OPEN_PANEL = re.compile(r'"current":\s*"power-lab-panel"')
 
 # The page is driven through JupyterLab's own commands and read through its own models: no guessing at markup.
 _STATE = """() => {
@@ -149,6 +152,15 @@ class LabPage:
         """Open JupyterLab on its launcher and wait until our commands are there."""
         self.page.goto(self.server.page())
         self.page.wait_for_function("() => window.jupyterapp?.commands.hasCommand('power-lab:open-panel')")
+
+    def keep_panel_open(self) -> None:
+        """Open our panel and wait until JupyterLab has saved that, for the next load of the page."""
+        with self.page.expect_response(
+            lambda answer: (
+                "/api/workspaces" in answer.url and _OPEN_PANEL.search(answer.request.post_data or "") is not None
+            )
+        ):
+            self.command("power-lab:open-panel")
 
     def wait_idle(self, timeout: float = 120) -> None:
         """Wait until the kernel of the notebook in front rests and none of its cells runs; `timeout` in seconds."""

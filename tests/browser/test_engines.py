@@ -159,7 +159,7 @@ def test_a_page_is_live_again_while_a_cell_runs_on(lab_page):
     long = "import pathlib, time\npathlib.Path('begun').touch()\ntime.sleep(60)\npathlib.Path('ended').touch()"
     write_notebook(root / "reloaded.ipynb", [*shown, long])
     lab_page.open("reloaded.ipynb")
-    lab_page.command("power-lab:open-panel")
+    lab_page.keep_panel_open()
     for source in shown:
         lab_page.show(source)
         lab_page.command("notebook:run-cell")
