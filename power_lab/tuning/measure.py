@@ -20,6 +20,7 @@ from power_lab.tuning.settings import Plan, Trial
 
 if TYPE_CHECKING:
     from power_lab.engine.host.remote import RemoteEngine
+    from power_lab.engine.report import MemoryPlan
     from power_lab.engine.trace import RunRecord
 
 ENDS = (HostUnavailable, EngineClosed)
@@ -111,7 +112,15 @@ def _group(
                 progress.now(plan.told(trial))
                 counts = at >= task.passes(trial) - task.repeats
                 points[number] = _another(points[number], engine, task, keys[number], counts)
+                _share_memory(points, [one for one, _ in wanted], points[number].memory)
             progress.done()
+
+
+def _share_memory(points: dict[int, Point], group: Sequence[int], memory: MemoryPlan | None) -> None:
+    """Points of one engine have its latest plan: it grows with every graph captured, and who came first is no cheaper for that."""
+    for number in group if memory is not None else ():
+        if points[number].measured:
+            points[number] = points[number].but(memory=memory)
 
 
 def _another(point: Point, engine: RemoteEngine, task: Task, key: str, counts: bool) -> Point:

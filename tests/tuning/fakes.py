@@ -53,7 +53,15 @@ class FakeEngine:
     def memory(self) -> MemoryPlan:
         pool = self.config.kv_tokens * 1000
         return MemoryPlan(
-            weights=10**8, pool=pool, pages=3, page_bytes=4, states=0, graphs=0, workspace=5, resident=6, reason="fake"
+            weights=10**8,
+            pool=pool,
+            pages=3,
+            page_bytes=4,
+            states=0,
+            graphs=self.steps,
+            workspace=5,
+            resident=6,
+            reason="fake",
         )
 
     def shapes(self):

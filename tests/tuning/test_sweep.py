@@ -36,7 +36,10 @@ def test_the_cube():
     assert all(variable.attrs["units"] and variable.attrs["long_name"] for variable in data.variables.values())
     assert np.isfinite(data.tokens_per_s).all()
     assert (data.pool_bytes.sel(kv_tokens=4096) == 4096 * 1000).all()
-    assert (data.planned_bytes == data.weights_bytes + data.pool_bytes + data.workspace_bytes).all()
+    assert (data.planned_bytes == data.weights_bytes + data.pool_bytes + data.graphs_bytes + data.workspace_bytes).all()
+    assert (data.planned_bytes.sel(kv_tokens=8192) == data.planned_bytes.sel(kv_tokens=8192).max()).all(), (
+        "one engine, one plan"
+    )
     assert (data.graph_hits == 2 / 3).all()
     assert (data.captured_bytes == 77).all()
     assert (data.tokens == 40).all()
