@@ -87,6 +87,7 @@ class HostLink:
         self._holders += 1
         if self._task is None:
             self._settled.clear()
+            self.state = Absent(time.time())  # the same host found again must be a change, or nobody subscribes
             self._task = asyncio.get_running_loop().create_task(self._keep())
 
     async def let_go(self) -> None:

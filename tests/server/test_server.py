@@ -151,6 +151,16 @@ async def test_strangers_are_refused_and_nonsense_is_answered(server: Server, ho
 
 
 @on_loop
+async def test_the_only_page_is_told_of_the_same_host_again_after_each_reload(server: Server, home: Home):
+    await asyncio.to_thread(home.engine)
+    for _ in range(4):
+        page = await server.page(hz=20)
+        await page.until("vitals")
+        await page.close()
+        await asyncio.sleep(0.3)  # the last page gone, the server's link is let go
+
+
+@on_loop
 async def test_a_hundred_pages_come_and_go_and_leave_no_file_open(server: Server, home: Home):
     await asyncio.to_thread(home.engine)
     first = await server.page(hz=20)
