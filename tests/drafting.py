@@ -28,6 +28,7 @@ EQUIPMENT: dict[str, Callable[[tiny.Shape, Ops], Loaded]] = {
     "ngram": tiny.loaded,
     "draft-model": _with_model,
     **drafters.KINDS,
+    "hybrid": drafters.KINDS["mtp"],
 }
 """Drafter -> a tiny model of two layers that has it."""
 

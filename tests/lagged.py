@@ -18,7 +18,7 @@ from power_lab.kernels.ops import Array, Graph, Ops
 Job = Callable[[], Any]
 QUEUED = (
     "embed", "rms_norm", "add_rms_norm", "linear", "gate_up", "rope_write", "attention", "softcap", "gather_rms_norm", "sample", "tap",
-    "take", "scatter_columns", "dynamic_conv", "mark", "resume",
+    "take", "merge", "scatter_columns", "dynamic_conv", "mark", "resume", "note", "recall",
 )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from power_lab.engine.scheduler import Limits, Scheduler
 from power_lab.engine.speculation.drafters import Drafter, resolve
 from power_lab.engine.speculation.drafters import make as make_drafter
 from power_lab.engine.speculation.drafters.model import ModelDrafter
-from power_lab.engine.speculation.drafters.neural import Companion, Room
+from power_lab.engine.speculation.drafters.neural import Companion, Room, hybrid
 from power_lab.engine.speculation.drafters.neural.choice import remedy
 from power_lab.engine.speculation.transaction import Proposer
 from power_lab.engine.speculation.width.costs import MeasuredCosts
@@ -64,7 +64,7 @@ def assemble(config: EngineConfig, loaded: Loaded, clock: Callable[[], float], o
         room = Room(
             rows=rows, batch=limits.max_batch, context=longest, clock=clock, graph_bytes=draft_budget, graphs=graphs
         )
-        companion = loaded.trained.companion(room)
+        companion = hybrid.beside(loaded.trained.companion(room), loaded.model.ops, room)
     runner = Runner(
         loaded.model,
         sizes,

@@ -197,7 +197,7 @@ class Engine:
         with self._lock:
             costs = self._costs.decision()
             speculated = [metrics.decision(name) for name, metrics in sorted(self._stepper.totals.speculated.items())]
-        settings = views.explain(self.config, self._loaded, self._pool)
+        settings = views.explain(self.config, self._loaded, self._pool, self._companion)
         return (*settings, costs, *speculated, *(change.decision() for change in self._host))
 
     def memory(self) -> MemoryPlan:

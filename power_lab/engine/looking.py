@@ -54,7 +54,7 @@ class Looking:
         self._clock, self._lock, self._memory_now = clock, lock, memory
         self._page_bytes = parts.pool.nbytes // parts.pool.pages
         self._memory: tuple[float, MemoryPlan] | None = None
-        self._drafter = views.drafters(loaded)[-1] if loaded.draft or loaded.trained else ""
+        self._drafter = views.drafters(loaded, parts.companion)[-1] if loaded.draft or loaded.trained else ""
 
     def vitals(self) -> EngineVitals:
         """The engine now, its counters since it began; rates are the reader's to add (`vitals.rated`).

@@ -29,7 +29,7 @@ from power_lab.engine.request import Request, SamplingParams
 from power_lab.engine.runner import Runner, Sizes
 from power_lab.engine.scheduler import Limits
 from power_lab.engine.speculation.drafters import DraftAsk
-from power_lab.engine.speculation.drafters.neural import Companion, Resuming, Room, Trained
+from power_lab.engine.speculation.drafters.neural import Companion, Resuming, Room, Trained, hybrid
 from power_lab.engine.speculation.drafters.neural.artifact import Artifact, Target
 from power_lab.engine.speculation.drafters.neural.kinds import bind as bind_drafter
 from power_lab.engine.speculation.drafters.neural.steps import PLACES
@@ -70,7 +70,7 @@ def rehearse(model: Decoder, sizes: Sizes, graphs: bool = True, trained: Trained
         room = Room(
             rows=rows, batch=sizes.spans, context=sizes.context, clock=time.monotonic, graph_bytes=0, graphs=graphs
         )
-        companion = trained.companion(room)
+        companion = hybrid.beside(trained.companion(room), model.ops, room)
     runner = Runner(model, sizes, clock=time.monotonic, graph_bytes=0, graphs=graphs, companion=companion)
     runner.make_pool(2)
     for step in steps(sizes, runner.graphs.coverage.rows):

@@ -11,7 +11,7 @@ import msgspec
 
 from power_lab.errors import ConfigError
 
-Drafting = Literal["off", "auto", "lookup", "ngram", "draft-model", "mtp", "eagle", "dflash", "dflash2", "dspark"]
+Drafting = Literal["off", "auto", "lookup", "ngram", "draft-model", "hybrid", "mtp", "eagle", "dflash", "dflash2", "dspark"]
 Controlling = Literal["cost", "adaptive", "governor", "fixed"]
 Recording = Literal["", "replay"]
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
@@ -43,8 +43,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         ignore_eos: go on past the model's end tokens (benchmarks).
         logprobs: None, or how many alternatives to report beside each token's log-probability (0..20).
         seed: noise key; None draws one when the request is submitted and records it.
-        speculate: which drafter proposes tokens; `auto` is the best that the engine has: one trained for its model, else a draft model,
-            else `ngram`. A record names the one that it was.
+        speculate: which drafter proposes tokens; `auto` is the best that the engine has: `hybrid`, which is one trained for its model
+            beside what the text itself has said before, else a draft model, else `ngram`. A record names the one that it was.
         width: most tokens drafted a round (1..64). Fewer cost less where `controller` is `fixed`; the others find out by themselves.
         controller: what chooses how many of these a round verifies. `cost`: as many as emit the most tokens a second, by what was
             accepted and what steps were measured to cost. `adaptive`: by this request's acceptance alone. `governor`: all or none,

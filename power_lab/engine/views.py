@@ -216,13 +216,15 @@ def memory(
     )
 
 
-def drafters(loaded: Loaded) -> list[str]:
+def drafters(loaded: Loaded, companion: Companion | None) -> list[str]:
     """What requests may ask for, the best one last."""
-    trained = list(reversed(loaded.trained.serves)) if loaded.trained is not None else []
+    trained = list(reversed(companion.serves)) if companion is not None else []
     return ["lookup", "ngram", *(["draft-model"] if loaded.draft is not None else []), *trained]
 
 
-def explain(config: EngineConfig, loaded: Loaded, pool: PoolPlan) -> tuple[Decision, ...]:
+def explain(
+    config: EngineConfig, loaded: Loaded, pool: PoolPlan, companion: Companion | None
+) -> tuple[Decision, ...]:
     """Settings with their owners and reasons, then the mechanisms. The pool's context may be below the model's."""
     facts, ops = loaded.facts, loaded.model.ops
     defaults = EngineConfig(device=config.device)
@@ -268,9 +270,9 @@ def explain(config: EngineConfig, loaded: Loaded, pool: PoolPlan) -> tuple[Decis
         ),
         Decision(
             key="speculation",
-            value=", ".join(drafters(loaded)),
+            value=", ".join(drafters(loaded, companion)),
             owner="runtime",
-            reason=f"asked per request (speculate=); auto is {drafters(loaded)[-1]}"
+            reason=f"asked per request (speculate=); auto is {drafters(loaded, companion)[-1]}"
             + (
                 ""
                 if loaded.trained is not None

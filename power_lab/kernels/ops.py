@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from power_lab.kernels.quants import QuantType
 
 BLOCK = 64  # tokens of one KV block, everywhere
+LONGEST_MATCH = 16  # tokens over which `Ops.recall` compares
 SPLIT = 256  # keys of a canonical KV split on the CPU: reductions over keys are cut at absolute multiples of it. GPUs have their own
 
 Array = Any
@@ -378,6 +379,26 @@ class Ops(Protocol):
         """
         ...
 
+    def merge(
+        self,
+        table: Weight,
+        ids: Array,
+        scale: float,
+        drawn: Array | None,
+        first: Array,
+        states: Array,
+        index: Array | None,
+        second: Array,
+        eps: float,
+        out: Array,
+    ) -> None:
+        """out[r] = rms_norm(scale * table[ids[r]], first) beside rms_norm(states[index[r]], second): `embed`, `take` and `rms_norm` of
+        both, as a NextN head reads them. Without `index`, row r of `states` is that of row r.
+
+        ids, drawn as in `embed`, index as in `take`; first, second f32 [D]; states `activation` or f32 [any, D]; out `activation` [R, 2 D].
+        """
+        ...
+
     def scatter_columns(self, values: Array, ids: Array, out: Array) -> None:
         """out[r, ids[n]] = values[r, n], and -inf in the columns that `ids` does not name.
 
@@ -423,12 +444,41 @@ class Ops(Protocol):
         """
         ...
 
-    def sample(self, logits: Array, rows: SampleRows, tokens: Array, draw: Draw = "limited") -> None:
+    def note(self, ids: Array, drawn: Array | None, slots: Array, told: Array) -> None:
+        """told[slots[r]] = ids[r], the token of each row. ids, drawn as in `embed`; slots int64 [R]; told int32 [any]."""
+        ...
+
+    def recall(
+        self,
+        told: Array,
+        tables: Array,
+        came: Array,
+        marks: Array,
+        least: int,
+        source: Array,
+        drafts: Array,
+        out: Array,
+    ) -> None:
+        """out[s] = what followed the longest match of sequence s's end in itself, or drafts[source[s, k]] where that has fewer than `least`
+        tokens and source[s, k] is not below 0; 0 where there is neither.
+
+        Sequence s ends with the token of mark came[s], at its position; those before are `told` at the slots that `tables` gives. Matches
+        are compared over `LONGEST_MATCH` tokens at most; of equals the last counts. What followed goes on from its beginning where it comes
+        to the sequence's end. told as `note` left it; tables int32 [S, pages]; came int32 [S], -1: nobody's place; marks as in `mark`;
+        source int32 [S, W]; drafts int32 [any]; out int32 [S, W].
+        """
+        ...
+
+    def sample(
+        self, logits: Array, rows: SampleRows, tokens: Array, draw: Draw = "limited", ids: Array | None = None
+    ) -> None:
         """Draw one token per row: penalties, bias, temperature, top-k, top-p, min-p, then Gumbel-max with counter noise.
 
         logits f32 [Q, V] are read, not changed. tokens int32 [Q]. The noise is `reference.gumbel`, the same on every device.
         A row that holds NaN or has no finite largest logit gets -1, so that it fails alone and not with its neighbours.
         draw: what no row goes beyond; it decides no bits, only which passes run.
+        ids: int32 [V], ascending, the tokens that the columns mean: what `scatter_columns` and a draw among all would give. Rows then
+            have neither penalties nor biases.
         """
         ...
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from power_lab.kernels.dequantise import dequantise
-from power_lab.kernels.ops import Activation
+from power_lab.kernels.ops import LONGEST_MATCH, Activation
 from power_lab.kernels.quants import QuantType, row_bytes
 
 
@@ -154,6 +154,11 @@ def take(table: Tensor, index: Tensor) -> Tensor:
     return torch.where(index[:, None] < 0, torch.zeros((), dtype=table.dtype), table[index.clamp(min=0)])
 
 
+def merge(embedded: Tensor, first: Tensor, state: Tensor, second: Tensor, eps: float) -> Tensor:
+    """f64 [R, 2 D]: the norms of embedded [R, D] and state [R, D], side by side."""
+    return torch.cat([rms_norm(embedded, first, eps), rms_norm(state, second, eps)], dim=-1)
+
+
 def scatter_columns(values: Tensor, ids: Tensor, width: int) -> Tensor:
     """values [R, N] in the columns `ids` of [R, width], -inf in the others."""
     out = torch.full((len(values), width), -torch.inf, dtype=values.dtype)
@@ -185,3 +190,15 @@ def mark(drafts: list[int], drawn: list[int], position: int) -> tuple[int, int]:
     while accepted < len(drafts) and drafts[accepted] == drawn[accepted]:
         accepted += 1
     return position + accepted + 1, drawn[accepted]
+
+
+def recall(tokens: list[int], width: int) -> tuple[list[int], int]:
+    """What followed the longest match of the sequence's end in itself, and that match's length; zeros and 0 where there is none."""
+    last, best, longest = len(tokens) - 1, -1, 0
+    for end in range(last):
+        length = 0
+        while length < min(end + 1, LONGEST_MATCH) and tokens[end - length] == tokens[last - length]:
+            length += 1
+        if length and length >= longest:
+            best, longest = end, length
+    return [tokens[best + 1 + k % (last - best)] if longest else 0 for k in range(width)], longest

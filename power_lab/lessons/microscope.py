@@ -217,8 +217,10 @@ class Microscope:
             raise KeyboardInterrupt
         self._seen.plan = plan if logits.shape[0] else None
 
-    def _listen(self, logits: Array, rows: SampleRows, tokens: Array, draw: Drawing = "limited") -> None:
-        self._sample(logits, rows, tokens, draw)
+    def _listen(
+        self, logits: Array, rows: SampleRows, tokens: Array, draw: Drawing = "limited", ids: Array | None = None
+    ) -> None:
+        self._sample(logits, rows, tokens, draw, ids)
         values, drawn = self._ops.tohost(logits), self._ops.tohost(tokens)
         controls = [self._ops.tohost(array) for array in (rows.positions, rows.temperature, rows.seeds)]
         draws = [

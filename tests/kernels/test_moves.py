@@ -8,6 +8,7 @@ import torch
 
 from power_lab.kernels import reference
 from power_lab.kernels.numba.ops import NumbaOps
+from power_lab.kernels.quants import QuantType
 from tests.kernels import data
 
 
@@ -59,6 +60,47 @@ def test_rows_are_taken(ops: NumbaOps, rows: int) -> None:
     index[0] = 9
     ops.take(table, index, out[:rows])
     assert np.isnan(out[0]).all()
+
+
+@pytest.mark.parametrize("rows", [1, 50])
+@pytest.mark.parametrize("placed", [False, True])
+@pytest.mark.parametrize("drawn", [None, np.array([5, 0, -1], np.int32)])
+def test_merged_rows_are_norms_of_embeddings_and_states(
+    ops: NumbaOps, rows: int, placed: bool, drawn: np.ndarray | None
+) -> None:
+    rng, width = np.random.default_rng(0), 40
+    first, second, states = data.normal(width), data.normal(width, seed=1), data.normal(60, width, seed=2)
+    table = ops.weight(QuantType.F32, 9, width, data.normal(9, width, seed=3))
+    ids = rng.integers(0 if drawn is None else -2, 9, rows).astype(np.int32)
+    index = rng.permutation(60)[:rows] - 1 if placed else None
+    out, want, taken = data.poison(rows + 1, 2 * width), data.poison(rows, width), states[:rows]
+    ops.embed(table, ids, want, 1.5, drawn)
+    if index is not None:
+        taken = data.poison(rows, width)
+        ops.take(states, index, taken)
+    ops.merge(table, ids, 1.5, drawn, first, states, index, second, 1e-5, out[:rows])
+    tensors = (torch.from_numpy(part) for part in (want, first, taken, second))
+    np.testing.assert_allclose(out[:rows], reference.merge(*tensors, 1e-5).numpy(), rtol=1e-5, atol=1e-6)
+    assert np.isnan(out[rows]).all()
+    kept = out[rows - 1].copy()
+    one = data.poison(1, 2 * width)
+    last = states[rows - 1 : rows] if index is None else states
+    ops.merge(table, ids[-1:], 1.5, drawn, first, last, None if index is None else index[-1:], second, 1e-5, one)
+    assert np.array_equal(one[0], kept), "a row's bits depend on its company"
+
+
+def test_merged_rows_that_are_not_there(ops: NumbaOps) -> None:
+    norm, states, out = data.normal(8), data.normal(3, 8), data.poison(3, 16)
+    table = ops.weight(QuantType.F32, 9, 8, data.normal(9, 8, seed=3))
+    ops.merge(table, np.array([9, -1, 2], np.int32), 1.0, None, norm, states, np.array([0, -1, 3]), norm, 1e-5, out)
+    assert np.isnan(out[:2, :8]).all() and np.isfinite(out[2, :8]).all()
+    assert np.isfinite(out[0, 8:]).all() and not out[1, 8:].any() and np.isnan(out[2, 8:]).all()
+    ids = np.zeros(4, np.int32)
+    for index in (None, np.zeros(3, np.int64)):
+        with pytest.raises(ValueError, match="4 rows, and states of 3"):
+            ops.merge(table, ids, 1.0, None, norm, states, index, norm, 1e-5, data.poison(4, 16))
+    with pytest.raises(ValueError, match="width of the states"):
+        ops.merge(table, ids, 1.0, None, norm, data.normal(4, 7), None, norm, 1e-5, data.poison(4, 16))
 
 
 @pytest.mark.parametrize("rows", [1, 5])

@@ -206,3 +206,14 @@ def test_rows_and_tokens_without_log_probabilities(ops: NumbaOps) -> None:
     chosen, _, values = ops.logprobs(logits, tokens, 2)
     assert np.isnan(chosen[:4]).all() and np.isfinite(chosen[4])
     assert np.isnan(values[:2]).all() and np.isfinite(values[2:]).all()
+
+
+@pytest.mark.parametrize("controls", CHAINS, ids=str)
+def test_columns_that_mean_tokens_draw_as_those_tokens_do(ops: NumbaOps, controls: dict[str, float]) -> None:
+    ids, values = np.arange(3, 900, 7, dtype=np.int32), data.normal(6, 129) * 3
+    full, tokens, want = data.poison(6, 1000), np.full(6, -7, np.int32), np.full(6, -7, np.int32)
+    rows = data.sampling(6, **controls)  # type: ignore[arg-type]
+    ops.scatter_columns(values, ids, full)
+    ops.sample(full, rows, want)
+    ops.sample(values, rows, tokens, ids=ids)
+    assert tokens.tolist() == want.tolist() and set(tokens.tolist()) <= set(ids.tolist())

@@ -201,6 +201,7 @@ class Proposer:
         rows: dict[int, int] = {}
         asks: dict[Controller, list[tuple[_Speculating, WidthAsk]]] = {}
         drafters: dict[int, Resuming] = {}
+        drafting = 0
         for request in requests:
             request.drafts = ()
             rows[request.id] = 1 if request.id in rooms else len(request.tokens) - request.computed
@@ -210,6 +211,10 @@ class Proposer:
             if one.broken:
                 proposals[request.id] = Proposal(one.broken)
             elif isinstance(one.drafter, Resuming):
+                if drafting == one.drafter.places:
+                    proposals[request.id] = Proposal(f"no room: {drafting} requests draft in one launch at most")
+                    continue
+                drafting += 1
                 drafters[id(one.drafter)] = one.drafter
                 most = min(request.params.width, one.drafter.most)
                 if rooms[request.id] < most:  # near its end

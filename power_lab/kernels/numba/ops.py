@@ -21,6 +21,7 @@ from power_lab.kernels.numba import (
     logprobs,
     moves,
     norm,
+    recall,
     resume,
     rows,
     sample,
@@ -294,6 +295,24 @@ class NumbaOps:
     def take(self, table: Array, index: Array, out: Array) -> None:
         self._do(moves.take_job(table, index, out), table, index, out)
 
+    def merge(
+        self,
+        table: Weight,
+        ids: Array,
+        scale: float,
+        drawn: Array | None,
+        first: Array,
+        states: Array,
+        index: Array | None,
+        second: Array,
+        eps: float,
+        out: Array,
+    ) -> None:
+        plan, cols, _ = self._plan((table,))
+        same(states.shape[1], cols, "width of the states")
+        job = embed.merge_job(plan, ids, scale, drawn, first, states, index, second, eps, out)
+        self._do(job, plan, ids, drawn, first, states, index, second, out)
+
     def scatter_columns(self, values: Array, ids: Array, out: Array) -> None:
         self._do(moves.scatter_job(values, ids, out), values, ids, out)
 
@@ -315,9 +334,30 @@ class NumbaOps:
     ) -> None:
         resume.resume(batch, onward, marks, drafts, draws, last, anchors)
 
-    def sample(self, logits: Array, rows: SampleRows, tokens: Array, draw: Draw = "limited") -> None:
+    def note(self, ids: Array, drawn: Array | None, slots: Array, told: Array) -> None:
+        recall.note(ids, drawn, slots, told)
+
+    def recall(
+        self,
+        told: Array,
+        tables: Array,
+        came: Array,
+        marks: Array,
+        least: int,
+        source: Array,
+        drafts: Array,
+        out: Array,
+    ) -> None:
+        recall.recall(told, tables, came, marks, least, source, drafts, out)
+
+    def sample(
+        self, logits: Array, rows: SampleRows, tokens: Array, draw: Draw = "limited", ids: Array | None = None
+    ) -> None:
         if self._recorded is not None:
             raise RuntimeError("draws read their controls when they are called: they cannot be recorded")
+        if ids is not None:
+            values, logits = logits, np.empty((len(logits), int(ids[-1]) + 1), np.float32)
+            self.scatter_columns(values, ids, logits)
         controls = (rows.temperature, rows.top_k, rows.top_p, rows.min_p, rows.repetition, rows.presence)
         packed = np.stack(controls, axis=1, dtype=np.float32, casting="unsafe")
         keys = np.stack([rows.seeds.view(np.int64), rows.positions], axis=1)

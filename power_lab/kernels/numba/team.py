@@ -26,7 +26,7 @@ from power_lab.kernels.numba.vector import I64, Builder, Value, address
 # Words of the team's control block; those that threads write lie on cache lines of their own.
 TICKET, DONE, STOP, WORK, SCRATCH, PITCH, THREADS, EXECUTE, JOB, BUSY, ASLEEP = 0, 8, 16, 24, 25, 26, 27, 28, 32, 64, 72
 JOB_WORDS = BUSY - JOB
-LINEAR, ATTENTION, NORM, ROPE, EMBED, GATHER, SOFTCAP, SAMPLE, LOGPROBS, TAP, TAKE, SCATTER, CONV = range(13)
+LINEAR, ATTENTION, NORM, ROPE, EMBED, GATHER, SOFTCAP, SAMPLE, LOGPROBS, TAP, TAKE, SCATTER, CONV, MERGE = range(14)
 """The first word of a job."""
 WORDS = 8  # of a cache line
 SPINS = 4000  # of an idle worker, about 0.1 ms, before it sleeps

@@ -12,6 +12,7 @@ linear_chunk, attention_chunk, norm_chunk, rope_chunk = linear.chunk, attention.
 embed_chunk, gather_chunk, softcap_chunk = embed.chunk, embed.gather_chunk, attention.softcap_chunk
 sample_chunk, logprobs_chunk, conv_chunk = sample.chunk, logprobs.chunk, conv.chunk
 tap_chunk, take_chunk, scatter_chunk = moves.tap_chunk, moves.take_chunk, moves.scatter_chunk
+merge_chunk = embed.merge_chunk
 
 
 def execute(team, index, member):
@@ -42,8 +43,10 @@ def execute(team, index, member):
         take_chunk(job, index, scratch)
     elif job[0] == t.SCATTER:
         scatter_chunk(job, index, scratch)
-    else:
+    elif job[0] == t.CONV:
         conv_chunk(job, index, scratch)
+    else:
+        merge_chunk(job, index, scratch)
 
 
 @njit(nogil=True, inline="always")

@@ -38,6 +38,14 @@ def words(counter, seed, position):
 
 
 @triton.jit
+def word(token, seed, position):
+    """The word of each token (int32, any order)."""
+    four = words(token // 64 * 16 + token % 16, seed, position)
+    w = token // 16 % 4
+    return tl.where(w < 2, tl.where(w == 0, four[0], four[1]), tl.where(w == 2, four[2], four[3]))
+
+
+@triton.jit
 def gumbel(word):
     """Standard Gumbel noise of uint32 words: -ln(-ln(1 - u)), u = (word + 1/2) / 2^32 in f32."""
     u = (word.to(tl.float32) + 0.5) * 2.0**-32

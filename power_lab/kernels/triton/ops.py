@@ -44,6 +44,7 @@ from power_lab.kernels.triton import (
     moves,
     norm,
     planes,
+    recall,
     resume,
     rope,
     sample,
@@ -85,7 +86,8 @@ class TritonOps:
         self._products: linear.Workspace | None = None
         self._scratch = torch.empty(0, dtype=torch.float32, device=self.device)
         self._retired: list[torch.Tensor | sample.Scratch] = []  # scratch that captured graphs may still name
-        self._sampling: sample.Scratch | None = None
+        self._sampling: dict[int, sample.Scratch] = {}
+        self._recalling: dict[tuple[int, int], recall.Scratch] = {}
         self._began = torch.cuda.Event(enable_timing=True)
         self._landed: deque[torch.Tensor] = deque(maxlen=LANDED)
         self._graphs: WeakSet[Captured] = WeakSet()
@@ -102,7 +104,7 @@ class TritonOps:
 
     @property
     def nbytes(self) -> int:
-        parts = (self._products, self._sampling, self._scratch, *self._retired)
+        parts = (self._products, *self._sampling.values(), *self._recalling.values(), self._scratch, *self._retired)
         return sum(part.nbytes for part in parts if part is not None)
 
     def warm_up(self, progress: Progress | None = None) -> None:
@@ -116,7 +118,9 @@ class TritonOps:
         self.wait()
         self._retired.clear()
         self._scratch = torch.empty(0, dtype=torch.float32, device=self.device)
-        self._sampling = self._products = None
+        self._sampling.clear()
+        self._recalling.clear()
+        self._products = None
         torch.cuda.empty_cache()
 
     # --- arrays -------------------------------------------------------------------------------------------------------------------
@@ -302,6 +306,21 @@ class TritonOps:
     def take(self, table: Array, index: Array, out: Array) -> None:
         moves.take(table, index, out)
 
+    def merge(
+        self,
+        table: Weight,
+        ids: Array,
+        scale: float,
+        drawn: Array | None,
+        first: Array,
+        states: Array,
+        index: Array | None,
+        second: Array,
+        eps: float,
+        out: Array,
+    ) -> None:
+        embed.merge(table.data, ids, scale, drawn, first, states, index, second, eps, out)
+
     def scatter_columns(self, values: Array, ids: Array, out: Array) -> None:
         moves.scatter_columns(values, ids, out)
 
@@ -323,9 +342,31 @@ class TritonOps:
     ) -> None:
         resume.resume(batch, onward, marks, drafts, draws, last, anchors)
 
-    def sample(self, logits: Array, rows: SampleRows, tokens: Array, draw: Draw = "limited") -> None:
+    def note(self, ids: Array, drawn: Array | None, slots: Array, told: Array) -> None:
+        recall.note(ids, drawn, slots, told)
+
+    def recall(
+        self,
+        told: Array,
+        tables: Array,
+        came: Array,
+        marks: Array,
+        least: int,
+        source: Array,
+        drafts: Array,
+        out: Array,
+    ) -> None:
+        key = tables.shape
+        if key not in self._recalling:
+            self._recalling[key] = recall.Scratch(*key, self.device)
+        recall.recall(told, tables, came, marks, least, source, drafts, out, self._recalling[key])
+
+    def sample(
+        self, logits: Array, rows: SampleRows, tokens: Array, draw: Draw = "limited", ids: Array | None = None
+    ) -> None:
         scratch = self._reserve_sampling(*logits.shape)
-        sample.sample(logits, rows, tokens, scratch, random=draw != "greedy", limited=draw == "limited")
+        passes = {"random": draw != "greedy", "limited": draw == "limited", "penalised": ids is None}
+        sample.sample(logits, rows, tokens, scratch, **passes, ids=ids)
 
     def logprobs(self, logits: Array, tokens: Array, top: int) -> tuple[Array, Array, Array]:
         return logprobs.logprobs(logits, tokens, min(top, logits.shape[1]))
@@ -373,17 +414,18 @@ class TritonOps:
         return self._products
 
     def _reserve_sampling(self, rows: int, vocabulary: int) -> sample.Scratch:
-        held = self._sampling
-        if held is None or held.z.shape[0] < rows or held.z.shape[1] != vocabulary:
+        held = self._sampling.get(vocabulary)
+        if held is None or held.z.shape[0] < rows:
             if held is not None:
                 self._retired.append(held)
-            held = self._sampling = sample.Scratch.allocate(triton.next_power_of_2(rows), vocabulary, self.device)
+            held = sample.Scratch.allocate(triton.next_power_of_2(rows), vocabulary, self.device)
+            self._sampling[vocabulary] = held
         return held
 
 
 def settle() -> None:
     """Names of kernels in Triton's cache are the same in every process from here on."""
-    keys.settle(attention, conv, embed, linear, logprobs, moves, norm, resume, rope, sample)
+    keys.settle(attention, conv, embed, linear, logprobs, moves, norm, recall, resume, rope, sample)
 
 
 @contextmanager
@@ -416,7 +458,7 @@ def _digest(device: torch.device) -> str:
         "sm_" + "".join(map(str, torch.cuda.get_device_capability(device))),
         torch.__version__,
         triton.__version__,
-        *(module.PLAN for module in (attention, conv, embed, linear, logprobs, moves, norm, resume, rope, sample)),
+        *(module.PLAN for module in (attention, conv, embed, linear, logprobs, moves, norm, recall, resume, rope, sample)),
     ]
     for path in [
         *sorted(folder.glob("*.py")),

@@ -166,9 +166,17 @@ def _join_parts(vocabulary, best, ids, programs, PROGRAMS: tl.constexpr):
     return largest, tl.where(finite, lowest, BAD)
 
 
+@triton.jit
+def _store_token(tokens, row, column, means):
+    """The token of a row, by the column that was drawn."""
+    if means is not None:
+        column = tl.where(column == BAD, BAD, tl.load(means + column, mask=column >= 0, other=0))
+    tl.store(tokens + row, column)
+
+
 @triton.jit(do_not_specialize_on_alignment=["c", "tokens"])
 def _survey(
-    logits, vocabulary, c, tokens, s, pitch, peak_pitch, words,
+    logits, vocabulary, c, tokens, s, pitch, peak_pitch, words, means,
     RANDOM: tl.constexpr, LIMITED: tl.constexpr,
     BLOCK: tl.constexpr, PROGRAMS: tl.constexpr, PEAKS: tl.constexpr, BINS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -198,7 +206,7 @@ def _survey(
             tl.store(peaks + group, tl.max(tl.reshape(x, [BLOCK // GROUP, GROUP]), axis=1))
     if arrive(s.arrived + row, programs):
         top, largest = _join_parts(vocabulary, best, ids, programs, PROGRAMS)
-        tl.store(tokens + row, largest)
+        _store_token(tokens, row, largest, means)
         if RANDOM:
             temperature = tl.load(c.temperature + row)
             known = (temperature == 0) | (largest == BAD)
@@ -283,7 +291,9 @@ def _distance(source, token, vocabulary, top, temperature):
 
 
 @triton.jit(do_not_specialize_on_alignment=["c", "tokens"])
-def _draw(logits, vocabulary, c, tokens, s, pitch, BLOCK: tl.constexpr, PROGRAMS: tl.constexpr, PDL: tl.constexpr):
+def _draw(
+    logits, vocabulary, c, tokens, s, pitch, means, BLOCK: tl.constexpr, PROGRAMS: tl.constexpr, PDL: tl.constexpr
+):
     chain.begin(PDL)
     chain.wait(PDL)
     row, part, programs = tl.program_id(1).to(tl.int64), tl.program_id(0), tl.num_programs(0)
@@ -304,17 +314,21 @@ def _draw(logits, vocabulary, c, tokens, s, pitch, BLOCK: tl.constexpr, PROGRAMS
     for w in tl.static_range(4):
         alive |= survivors.key(away[w], first + 16 * w) <= cut
     if tl.max(alive.to(tl.int32)) > 0:
-        words = noise.words(counter, tl.load(c.seeds + row), tl.load(c.positions + row))
+        seed, position = tl.load(c.seeds + row), tl.load(c.positions + row)
+        words = noise.words(counter, seed, position)
         for w in tl.static_range(4):
             candidate = first + 16 * w
             survives = (candidate < vocabulary) & (survivors.key(away[w], candidate) <= cut)
-            score = tl.where(survives, noise.gumbel(words[w]) - away[w], -float("inf"))
+            word = words[w]
+            if means is not None:
+                word = noise.word(tl.load(means + candidate, mask=candidate < vocabulary, other=0), seed, position)
+            score = tl.where(survives, noise.gumbel(word) - away[w], -float("inf"))
             token = tl.where(score > value, candidate, token)
             value = tl.maximum(value, score)
     _store_part(value, token, vocabulary, best + part, ids + part)
     if arrive(s.arrived + row, programs):
         _, drawn = _join_parts(vocabulary, best, ids, programs, PROGRAMS)
-        tl.store(tokens + row, drawn)
+        _store_token(tokens, row, drawn, means)
 
 
 def plan(rows: int, vocabulary: int) -> dict[str, Any]:
@@ -332,6 +346,7 @@ def sample(
     limited: bool = True,
     penalised: bool = True,
     meta: dict[str, Any] | None = None,
+    ids: Tensor | None = None,
 ) -> None:
     """Draw one token per row. What is left out decides no bits of rows that do not need it.
 
@@ -344,6 +359,7 @@ def sample(
         limited: False if no row is known to have top-k or top-p: three passes less.
         penalised: False if no row is known to have repetition or presence penalties: a pass less.
         meta: launch parameters instead of `plan`'s; blocks of at least `SMALLEST_BLOCK`.
+        ids: int32 [V], ascending, the tokens that columns mean; rows then have neither penalties nor biases.
     """
     count, vocabulary = logits.shape
     s, c, limited = scratch, Controls.of(rows), random and limited
@@ -355,7 +371,7 @@ def sample(
     grid, joined, pitch = (programs, count), triton.next_power_of_2(programs), s.best.shape[1]
     bins, peaks = s.bins.shape[1], joined * options["BLOCK"] // GROUP.value
     _survey[grid](
-        logits, vocabulary, c, tokens, s, pitch, s.peaks.shape[1], s.seen.shape[2],
+        logits, vocabulary, c, tokens, s, pitch, s.peaks.shape[1], s.seen.shape[2], ids,
         RANDOM=random, LIMITED=limited, PROGRAMS=joined, PEAKS=peaks, BINS=bins, **options,
     )  # fmt: skip
     if limited:
@@ -363,4 +379,4 @@ def sample(
         _histogram[grid](logits, vocabulary, c, s, BINS=bins, **options)
         _collect[grid](logits, vocabulary, c, s, LISTED=s.keys.shape[1], **options)
     if random:
-        _draw[grid](logits, vocabulary, c, tokens, s, pitch, PROGRAMS=joined, **options)
+        _draw[grid](logits, vocabulary, c, tokens, s, pitch, ids, PROGRAMS=joined, **options)

@@ -31,7 +31,7 @@ CONTEXT = 256
 LETTERS = tuple(b"abcd")
 KINDS = ("llama", "mistral", "qwen3", "gemma3")
 EXAMPLES, PLAIN_EXAMPLES = 60, 25  # of each drafter
-RESUMING = ("mtp", "eagle", "dflash", "dspark")  # whose drafts may stay on the device
+RESUMING = ("mtp", "eagle", "dflash", "dspark", "hybrid")  # whose drafts may stay on the device
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,11 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from triton.compiler import CompiledKernel
 
 from power_lab.kernels.ops import Array, Batch, Onward
+from power_lab.kernels.quants import QuantType
 from power_lab.kernels.triton.variants import DryOps, Variants
 from tests.kernels.triton.cubin import resources
 
@@ -66,6 +68,10 @@ def launched(compiled: Compiled, ops: DryOps, width: int, layers: int) -> tuple[
         for places in (None, slots):
             ops.tap(*tapped, 1e-5, table, width, places)
     ops.take(table, slots, empty((8, layers * width), "bfloat16"))
+    ids, both = empty((8,), "int32"), empty((8, 2 * width), "bfloat16")
+    weights = ops.weight(QuantType.F32, 1000, width, np.zeros((1000, width), np.float32))
+    for states, places in ((x, None), (empty((1000, width), "bfloat16"), slots)):
+        ops.merge(weights, ids, 1.0, ids, post, states, places, post, 1e-5, both)
     ops.scatter_columns(empty((8, 16384), "float32"), empty((16384,), "int32"), empty((8, 49152), "float32"))
     ops.add_rms_norm(empty((8, 49152), "float32"), empty((8, 49152), "float32"), None, None, 0.0, x)
     coef, base, previous = empty((8, width // 4), "float32"), empty((2, 2, width), "float32"), empty((8,), "int32")
@@ -74,6 +80,8 @@ def launched(compiled: Compiled, ops: DryOps, width: int, layers: int) -> tuple[
     ops.dynamic_conv(x, coef, base, 1, previous, delta)
     batch = Batch(previous, previous, slots, previous, empty((9, 130), "int32"), previous, slots)
     onward, marks = Onward(empty((9, 3), "int32"), empty((9,), "int32"), previous), empty((9, 2), "int64")
+    ops.note(ids, previous, slots, previous)
+    ops.recall(ids, batch.tables, onward.came, marks, 3, onward.windows, ids, onward.windows)
     ops.mark(batch, onward, previous, marks)
     ops.resume(batch, onward, marks, previous, slots)
     ops.resume(batch, onward, marks, previous, slots, previous, previous)

@@ -141,7 +141,9 @@ def test_tokens_outside_the_draft_vocabulary_are_never_drawn(row: Row) -> None:
     moves.scatter_columns(values, ids, full)
     rows = [replace(row, seed=seed) for seed in range(3)]
     full = full.repeat(3, 1)
-    assert draw(full, rows) == [int(scores(line, one).argmax()) for line, one in zip(full, rows, strict=True)]
+    want = [int(scores(line, one).argmax()) for line, one in zip(full, rows, strict=True)]
+    assert draw(full, rows) == want
+    assert draw(values.repeat(3, 1), rows, ids=ids) == want, "columns that mean tokens"
     tokens = torch.tensor([2501, 4999, 0], dtype=torch.int32)
     chosen, best, log = logprobs.logprobs(full, tokens, 5)
     want = torch.log_softmax(values[0].double(), 0)

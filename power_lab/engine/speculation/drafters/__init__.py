@@ -101,7 +101,7 @@ def make(
     Raises ConfigError for key `speculate` when there is none and it is asked for.
     """
     name = resolve(name, draft_model, companion)
-    if name in TRAINED:
+    if name in (*TRAINED, "hybrid"):
         if companion is None or name not in companion.serves:
             has = "none" if companion is None else f"one that serves {', '.join(companion.serves)}"
             raise ConfigError(

@@ -68,11 +68,14 @@ class Resuming(Protocol):
     """A drafter that can draft behind a token of which only the device knows, and where it is.
 
     Attributes:
-        most: drafts that it makes of a request at once.
+        most: drafts that it makes of a request at once. places: requests of one launch.
     """
 
     @property
     def most(self) -> int: ...
+
+    @property
+    def places(self) -> int: ...
 
     def resume(self, blocks: Sequence[Block], marks: Array) -> Drafting:
         """Prepare drafts behind the marks of these blocks, all of which have one. marks: as in `Ops.mark`."""

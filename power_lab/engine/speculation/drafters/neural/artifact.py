@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Any, Self, TypeVar
@@ -229,6 +230,19 @@ class Binder:
         kind, host = self._artifact.matrix(name, rows, cols)
         self.nbytes += host.nbytes
         return self._ops.weight(kind, rows, cols, host)
+
+    def beside(self, names: Sequence[str], rows: int, cols: int) -> Weight:
+        """Matrices of the same shape as one [rows, cols of all], as they are stored where all are of one type, else as f32."""
+        parts = [self._artifact.matrix(name, rows, cols) for name in names]
+        kinds = {kind for kind, _ in parts}
+        if len(kinds) == 1:
+            (kind,) = kinds
+            host = np.concatenate([part.view(np.uint8).reshape(rows, -1) for _, part in parts], axis=1)
+        else:
+            kind = QuantType.F32
+            host = np.concatenate([dequantise(part, stored, cols) for stored, part in parts], axis=1)
+        self.nbytes += host.nbytes
+        return self.multiplied(self._ops.weight(kind, rows, cols * len(parts), host))
 
     def multiplied(self, weight: Weight) -> Weight:
         """Note that a matrix, of the artifact or not, is multiplied with activations."""

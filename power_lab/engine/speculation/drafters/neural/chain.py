@@ -37,7 +37,7 @@ from power_lab.engine.speculation.drafters.neural.steps import (
     in_parts,
     rows_of_drafts,
 )
-from power_lab.kernels.ops import BLOCK, Array, Batch, Draw, Fetched, Ops, Weight
+from power_lab.kernels.ops import BLOCK, Array, Batch, Draw, Fetched, Ops, SampleRows, Weight
 
 LONGEST = 15  # drafts of a chain; what comes behind these is seldom right
 BEHIND = "the request's last tokens are not computed yet"
@@ -182,7 +182,8 @@ class ChainSteps:
         most = self._cover(Stairs.of([LONGEST] * self.places))
         pages = -(-room.context // BLOCK)
         self.inputs = ChainInputs(ops, most.sampled, most.places, pages, moves=chain.moves)
-        ops.reserve(most.places, most.places, saying.vocab, chain.attentions, pages + 1)
+        for vocabulary in {saying.vocab, saying.head.rows}:
+            ops.reserve(most.places, most.places, vocabulary, chain.attentions, pages + 1)
         self._tokens = ops.empty((most.sampled,), "int32")
         self._sure = ops.empty((most.sampled, 1), "float32")  # log-probabilities of the draws
         self._logits = ops.empty((most.places, saying.head.rows), "float32")
@@ -246,7 +247,12 @@ class ChainSteps:
     def _whole(self, layout: Layout, stairs: Stairs, draw: Draw, sure: bool = True) -> Array:
         """Every step, draws included; their log-probabilities where they are asked for."""
         for step in range(len(stairs.counts)):
-            self._draw(layout, stairs, step, self._network(layout, stairs, step), None, draw, sure)
+            logits = self._network(layout, stairs, step)
+            if sure:
+                self._draw(layout, stairs, step, self._among_all(logits), None, draw)
+            else:
+                rows, tokens = self._drawn(layout, stairs, step)
+                self.ops.sample(logits, rows, tokens, draw, self.chain.saying.ids)
         return self._tokens
 
     def _apart(self, layout: Layout, asked: Stairs, stairs: Stairs, biases: Biases | None, draw: Draw) -> None:
@@ -254,22 +260,31 @@ class ChainSteps:
         listed = None if biases is None else (self.ops.asarray(biases.ids), self.ops.asarray(biases.values))
         for step in range(len(stairs.counts)):
             shapes = (_of_step(asked, step), _of_step(stairs, step))
-            logits = self.graphs.run(*shapes, lambda step=step: self._network(layout, stairs, step))
+            logits = self.graphs.run(*shapes, lambda step=step: self._among_all(self._network(layout, stairs, step)))
             self._draw(layout, stairs, step, logits, listed, draw)
 
     def _network(self, layout: Layout, stairs: Stairs, step: int) -> Array:
-        """Logits f32 [R, V] of one step."""
+        """Logits f32 [R, N] of one step, of the tokens that can be drafted."""
         ops, saying, first, count = self.ops, self.chain.saying, stairs.starts[step], stairs.counts[step]
         batch = rows_of(layout.batch, first, count)
         seen = replace(batch, positions=layout.arrays["last"][first : first + count])
-        hidden = self.chain.advance(step, batch, seen, self._tokens)
-        logits, full = self._logits[:count], self._full[:count]
+        hidden, logits = self.chain.advance(step, batch, seen, self._tokens), self._logits[:count]
         ops.linear(hidden, (saying.head,), logits)
         if saying.softcap:
             ops.softcap(logits, saying.softcap)
-        if saying.ids is not None:
-            ops.scatter_columns(logits, saying.ids, full)
+        return logits
+
+    def _among_all(self, logits: Array) -> Array:
+        """f32 [R, V]."""
+        ids, full = self.chain.saying.ids, self._full[: logits.shape[0]]
+        if ids is not None:
+            self.ops.scatter_columns(logits, ids, full)
         return full
+
+    def _drawn(self, layout: Layout, stairs: Stairs, step: int) -> tuple[SampleRows, Array]:
+        """A step's controls, and where its tokens go."""
+        first, count = stairs.starts[step], stairs.counts[step]
+        return cut(layout.draws, first, count), self._tokens[first : first + count]
 
     def _draw(
         self,
@@ -279,17 +294,15 @@ class ChainSteps:
         logits: Array,
         listed: tuple[Array, Array] | None,
         draw: Draw,
-        sure: bool = True,
     ) -> None:
         """Draw a step's tokens, and put their log-probabilities beside those of the other steps: the host fetches all at once."""
         first, count = stairs.starts[step], stairs.counts[step]
-        rows, tokens = cut(layout.draws, first, count), self._tokens[first : first + count]
+        rows, tokens = self._drawn(layout, stairs, step)
         if listed is not None:
             rows = replace(rows, bias_ids=listed[0], bias_values=listed[1])
         self.ops.sample(logits, rows, tokens, draw)
-        if sure:
-            found = self.ops.logprobs(logits, tokens, 0)[0]
-            self.ops.tap(found.reshape(count, 1), None, None, 0.0, self._sure[first : first + count], 0, None)
+        found = self.ops.logprobs(logits, tokens, 0)[0]
+        self.ops.tap(found.reshape(count, 1), None, None, 0.0, self._sure[first : first + count], 0, None)
 
 
 class ChainDrafter:
@@ -298,7 +311,7 @@ class ChainDrafter:
     most = LONGEST
 
     def __init__(self, name: str, steps: ChainSteps) -> None:
-        self.name, self.subset = name, steps.chain.saying.subset
+        self.name, self.subset, self.places = name, steps.chain.saying.subset, steps.places
         self._steps = steps
 
     def begin(self, request_id: int, prompt: Sequence[int], namespace: str) -> None:

@@ -263,6 +263,10 @@ class ResumingDrafter(BlockDrafter):
     def most(self) -> int:
         return self._steps.most
 
+    @property
+    def places(self) -> int:
+        return self._steps.places
+
     def resume(self, blocks: Sequence[Block], marks: Array) -> Drafting:
         return self._steps.resume(blocks, marks, self._head)
 

@@ -44,19 +44,27 @@ class Layer:
     table: Array | None
     eps: float
 
-    def keep(self, x: Array, batch: Batch, cache: KVCache, work: LayerWorkspace) -> None:
-        """x += work.delta, then write its keys and values to the rows' slots. x f32 [R, D]."""
+    def keep(self, x: Array, batch: Batch, cache: KVCache, work: LayerWorkspace, *, whole: bool = False) -> None:
+        """x += work.delta unless x is `whole`, then write its keys and values to the rows' slots. x f32 [R, D]."""
         a, w, rows = self.spec.attention, self.weights, x.shape[0]
         h, kv = work.normed[:rows], flat(work.qkv, rows, 2 * a.kv_width)
-        self.ops.add_rms_norm(x, work.delta[:rows], None, w.attn_norm, self.eps, h)
+        self._enter(x, None, work, whole)
         self.ops.linear(h, w.qkv[1:], kv)
         self.ops.rope_write(kv, batch, self.table, self._interleaved, 0, cache, w.qk_norms, self.eps)
 
     def run(
-        self, x: Array, post: Array | None, batch: Batch, seen: Batch, cache: KVCache, work: LayerWorkspace
+        self,
+        x: Array,
+        post: Array | None,
+        batch: Batch,
+        seen: Batch,
+        cache: KVCache,
+        work: LayerWorkspace,
+        *,
+        whole: bool = False,
     ) -> Array | None:
-        """x += work.delta, normed by `post` if there is one, then all that the layer makes of x f32 [R, D]. What its feed-forward part
-        would add is left in work.delta, and the norm of it, or None, is returned.
+        """x += work.delta, normed by `post` if there is one, unless x is `whole`; then all that the layer makes of x f32 [R, D]. What its
+        feed-forward part would add is left in work.delta, and the norm of it, or None, is returned.
 
         seen: the batch with the positions up to which rows attend.
         """
@@ -64,7 +72,7 @@ class Layer:
         h, delta = work.normed[:rows], work.delta[:rows]
         qkv, attended = flat(work.qkv, rows, sum(weight.rows for weight in w.qkv)), flat(work.attended, rows, a.q_width)
         gated = flat(work.gated, rows, self.spec.ffn)
-        ops.add_rms_norm(x, delta, post, w.attn_norm, eps, h)
+        self._enter(x, post, work, whole)
         ops.linear(h, w.qkv, qkv)
         ops.rope_write(qkv, batch, self.table, self._interleaved, a.heads, cache, w.qk_norms, eps)
         ops.attention(qkv, seen, a.heads, a.scale, cache, attended, a.window)
@@ -73,6 +81,13 @@ class Layer:
         ops.gate_up(h, w.gate, w.up, gated, self.spec.activation)
         ops.linear(gated, (w.down,), delta)
         return w.post_ffn_norm
+
+    def _enter(self, x: Array, post: Array | None, work: LayerWorkspace, whole: bool) -> None:
+        rows, norm = x.shape[0], self.weights.attn_norm
+        if whole:
+            self.ops.rms_norm(x, norm, self.eps, work.normed[:rows])
+        else:
+            self.ops.add_rms_norm(x, work.delta[:rows], post, norm, self.eps, work.normed[:rows])
 
     @property
     def _interleaved(self) -> bool:

@@ -45,8 +45,7 @@ class Head:
 
     enorm: Array
     hnorm: Array
-    embed_proj: Weight
-    hidden_proj: Weight
+    projection: Weight  # [D, 2 D]: embed_proj beside hidden_proj
     layer: Layer
     norm: Array
 
@@ -106,6 +105,7 @@ class MtpCompanion:
         rows, width = max(room.rows, self.steps.most.places), trained.spec.width
         self._work = LayerWorkspace.make(ops, self._specs, width, rows)
         self._x, self._read = ops.empty((rows, width), "float32"), ops.empty((rows, width), "float32")
+        self._merged = ops.empty((rows, 2 * width), ops.activation)
         self._states: tuple[Array, ...] = ()
         self._caches: tuple[KVCache, ...] = ()
         self._drafter = ChainDrafter("mtp", self.steps)
@@ -123,7 +123,7 @@ class MtpCompanion:
 
     @property
     def nbytes(self) -> int:
-        own = self._work.nbytes + self._x.nbytes + self._read.nbytes
+        own = self._work.nbytes + self._x.nbytes + self._read.nbytes + self._merged.nbytes
         return own + self.steps.nbytes + self.trained.table.nbytes
 
     @property
@@ -139,7 +139,7 @@ class MtpCompanion:
     def release(self) -> None:
         self.steps.release()
         self._states, self._caches = (), ()
-        for name in ("_work", "_x", "_read"):
+        for name in ("_work", "_x", "_read", "_merged"):
             vars(self).pop(name, None)
 
     # --- the target's step --------------------------------------------------------------------------------------------------------
@@ -161,7 +161,7 @@ class MtpCompanion:
             if at + 1 < len(self._heads):
                 self._finish(head, x, batch, batch, self._caches[at], self._states[at + 1])
             else:
-                head.layer.keep(x, batch, self._caches[at], self._work)
+                head.layer.keep(x, batch, self._caches[at], self._work, whole=True)
 
     # --- drafting -----------------------------------------------------------------------------------------------------------------
 
@@ -172,6 +172,10 @@ class MtpCompanion:
         """The row of draft `step` in every head that has not drafted yet; the first of these drafts."""
         last = len(self._heads) - 1
         drafting = min(step, last)
+        if last == 0 and not self.trained.config.normed_chain:  # the row before is still in the workspace
+            head = self._heads[0]
+            x = self._enter(head, 0, batch, drawn, self._x if step else None)
+            return self._finish(head, x, batch, seen, self._caches[0], None)
         for at in range(last, drafting, -1):
             self._row(at, self._states[min(at + 1, last)] if at < last else None, batch, seen, drawn)
         # The one that drafts comes last: its hidden state stays in the workspace. No head reads what another has made of the same row.
@@ -181,24 +185,23 @@ class MtpCompanion:
         head = self._heads[at]
         return self._finish(head, self._enter(head, at, batch, drawn), batch, seen, self._caches[at], states)
 
-    def _enter(self, head: Head, at: int, batch: Batch, drawn: Array | None) -> Array:
-        """What enters a head's layer: returned and, for the part that is still to be added, in the workspace."""
-        ops, trained, work, eps = self.ops, self.trained, self._work, self.trained.spec.norm_eps
-        rows = batch.ids.shape[0]
-        x, read, h = self._x[:rows], self._read[:rows], work.normed[:rows]
+    def _enter(self, head: Head, at: int, batch: Batch, drawn: Array | None, before: Array | None = None) -> Array:
+        """What enters a head's layer, in the workspace. before: the rows' states, where they are not in the head's table."""
+        ops, trained, rows = self.ops, self.trained, batch.ids.shape[0]
+        x, merged, table = self._x[:rows], self._merged[:rows], trained.embedding
+        states, index = (self._states[at], batch.before) if before is None else (before, None)
         assert batch.before is not None
-        ops.embed(trained.embedding, batch.ids, read, trained.spec.embedding_scale, drawn)
-        ops.rms_norm(read, head.enorm, eps, h)
-        ops.linear(h, (head.embed_proj,), x)
-        ops.take(self._states[at], batch.before, read)
-        ops.rms_norm(read, head.hnorm, eps, h)
-        ops.linear(h, (head.hidden_proj,), work.delta[:rows])
+        ops.merge(
+            table, batch.ids, trained.spec.embedding_scale, drawn, head.enorm, states, index, head.hnorm,
+            trained.spec.norm_eps, merged,
+        )  # fmt: skip
+        ops.linear(merged, (head.projection,), x)
         return x
 
     def _finish(self, head: Head, x: Array, batch: Batch, seen: Batch, cache: KVCache, states: Array | None) -> Array:
         """Run a head's layer, hand on what it makes of the rows by writing it to their slots in `states`, and return its norm."""
         ops, eps, rows, delta = self.ops, self.trained.spec.norm_eps, x.shape[0], self._work.delta[: x.shape[0]]
-        post = head.layer.run(x, None, batch, seen, cache, self._work)
+        post = head.layer.run(x, None, batch, seen, cache, self._work, whole=True)
         normed, h = self._read[:rows], self._work.normed[:rows]
         if states is None or not self.trained.config.normed_chain:
             ops.add_rms_norm(x, delta, post, head.norm, eps, h)
@@ -216,8 +219,7 @@ def _head(binder: Binder, at: str, layer: Layer) -> Head:
     return Head(
         enorm=binder.vector(f"{at}enorm.weight", width),
         hnorm=binder.vector(f"{at}hnorm.weight", width),
-        embed_proj=binder.matrix(f"{at}embed_proj.weight", width, width),
-        hidden_proj=binder.matrix(f"{at}hidden_proj.weight", width, width),
+        projection=binder.beside([f"{at}embed_proj.weight", f"{at}hidden_proj.weight"], width, width),
         layer=layer,
         norm=binder.vector(f"{at}norm.weight", width),
     )

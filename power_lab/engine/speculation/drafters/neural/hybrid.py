@@ -1,0 +1,220 @@
+"""A trained drafter, and beside it what the sequence itself has said before: quotes and loops are copied, everything else is guessed.
+
+Where the end of a sequence has occurred in it before, over `LEAST` tokens or more, what followed there is the draft, as long as there is
+room; else the network drafts, `NETWORK` tokens at most. Rounds wider than `COPIED` are for copying alone and leave the network out: whoever
+chooses widths comes to them where narrower ones were accepted to the end.
+
+On a device that draws by itself every row's token is noted at its KV slot: the search finds prompts, cached prefixes and what was emitted
+alike, and a round need not come back to the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import cast
+
+import numpy as np
+
+from power_lab.engine.graphs import coverage_of
+from power_lab.engine.shapes import Shape
+from power_lab.engine.speculation.drafters import Draft, DraftAsk, Drafter
+from power_lab.engine.speculation.drafters.neural import Companion, Drafting, Resuming, Room
+from power_lab.engine.speculation.drafters.neural.inputs import Block
+from power_lab.engine.speculation.width import HOT
+from power_lab.kernels.numba.recall import recalled
+from power_lab.kernels.ops import BLOCK, Array, Batch, Ops
+
+NAME = "hybrid"
+LEAST = 3
+"""Tokens of a match that is believed rather than the network. Over bench/prompts.py 2 to 4 are within 4 % of each other."""
+NETWORK = 7
+"""Most drafts of the network in a round; what comes behind these is seldom right."""
+COPIED = 15
+"""Width of the widest rounds in which the network drafts."""
+MOST = 31
+"""Drafts of a round."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopyShape(Shape):
+    """A launch that looks for matches. width: drafts of each place; network: the shape of the network's part, if there is one."""
+
+    width: int = 0
+    network: Shape | None = None
+
+
+class HybridCompanion:
+    """A companion that notes tokens, too. See `Companion`; everything else is `inner`'s.
+
+    Args:
+        inner: whose first drafter is `Resuming`. ops, room: the engine's.
+    """
+
+    def __init__(self, inner: Companion, ops: Ops, room: Room) -> None:
+        self._inner, self._ops, self._room = inner, ops, room
+        self.serves = (NAME, *inner.serves)
+        self.taps, self.needs_before = inner.taps, inner.needs_before
+        network = inner.drafter(inner.serves[0])
+        self._search = Search(ops, room) if ops.asynchronous else None
+        self._drafter = HybridDrafter(network, self._search)
+
+    @property
+    def page_bytes(self) -> int:
+        return self._inner.page_bytes + (BLOCK * 4 if self._search is not None else 0)
+
+    @property
+    def scratch_bytes(self) -> int:
+        return self._inner.scratch_bytes
+
+    @property
+    def nbytes(self) -> int:
+        return self._inner.nbytes + (self._search.nbytes if self._search is not None else 0)
+
+    @property
+    def graph_nbytes(self) -> int:
+        return self._inner.graph_nbytes
+
+    def make_pool(self, pages: int, caches: tuple) -> None:
+        self._inner.make_pool(pages, caches)
+        if self._search is not None:
+            self._search.told = self._ops.asarray(np.zeros(pages * BLOCK, np.int32))
+
+    def tap(self, layer: int, x: Array, delta: Array | None, post: Array | None, batch: Batch) -> None:
+        self._inner.tap(layer, x, delta, post, batch)
+
+    def observe(self, batch: Batch, drawn: Array | None) -> None:
+        self._inner.observe(batch, drawn)
+        if self._search is not None:
+            self._ops.note(batch.ids, drawn, batch.slots, self._search.told)
+
+    def drafter(self, name: str) -> Drafter:
+        return self._drafter if name == NAME else self._inner.drafter(name)
+
+    def release(self) -> None:
+        self._inner.release()
+        if self._search is not None:
+            self._search.release()
+
+
+def beside(inner: Companion, ops: Ops, room: Room) -> Companion:
+    """`inner` with a hybrid drafter, where its own can draft behind what only the device knows; else as it is."""
+    return HybridCompanion(inner, ops, room) if isinstance(inner.drafter(inner.serves[0]), Resuming) else inner
+
+
+class HybridDrafter:
+    """Drafts under the name `hybrid`. What it says is a function of the tokens asked behind and of the network.
+
+    Args:
+        network: a drafter that is `Resuming`, too. search: on the device, where that draws by itself.
+    """
+
+    name = NAME
+    most = MOST
+
+    def __init__(self, network: Drafter, search: Search | None) -> None:
+        self._network, self._search = network, search
+
+    @property
+    def places(self) -> int:
+        return cast(Resuming, self._network).places
+
+    def begin(self, request_id: int, prompt: Sequence[int], namespace: str) -> None:
+        self._network.begin(request_id, prompt, namespace)
+
+    def propose(self, asks: Sequence[DraftAsk]) -> list[Draft]:
+        found = [recalled(np.asarray(ask.tokens), min(ask.width, MOST)) for ask in asks]
+        guessed = [
+            replace(ask, width=min(ask.width, NETWORK))
+            for ask, (_, length) in zip(asks, found, strict=True)
+            if length < LEAST
+        ]
+        guesses = iter(self._network.propose(guessed) if guessed else ())
+        return [next(guesses) if length < LEAST else Draft(tuple(drafts.tolist())) for drafts, length in found]
+
+    def resume(self, blocks: Sequence[Block], marks: Array) -> Drafting:
+        """See `Resuming`."""
+        assert self._search is not None, "a device whose steps go on from one another"
+        network = None
+        if max(block.width for block in blocks) <= COPIED:
+            narrow = [replace(block, width=min(block.width, NETWORK)) for block in blocks]
+            network = cast(Resuming, self._network).resume(narrow, marks)
+        return self._search.resume(blocks, marks, network)
+
+    def commit(self, request_id: int, emitted: Sequence[int]) -> None:
+        self._network.commit(request_id, emitted)
+
+    def end(self, request_id: int) -> None:
+        self._network.end(request_id)
+
+
+class Search:
+    """The search on the device, with its index arrays.
+
+    Attributes:
+        told: int32 [slots], the token of each row that was computed.
+    """
+
+    told: Array
+
+    def __init__(self, ops: Ops, room: Room) -> None:
+        self._ops, self._pages = ops, -(-room.context // BLOCK)
+        self._coverage = coverage_of(ops) if room.graphs and ops.row_buckets else None
+        self._places = self._cover(room.batch)
+        self._raw = ops.empty((4 * self._places * (1 + MOST + self._pages),), "uint8")
+        self._staging = ops.staging(self._raw)
+        self._tokens = ops.empty((self._places * MOST,), "int32")
+
+    @property
+    def nbytes(self) -> int:
+        return self._raw.nbytes + self._tokens.nbytes
+
+    def release(self) -> None:
+        for name in ("told", "_raw", "_staging", "_tokens"):
+            vars(self).pop(name, None)
+
+    def resume(self, blocks: Sequence[Block], marks: Array, network: Drafting | None) -> Drafting:
+        """Drafts behind the marks of these blocks; of those that the network makes, too, where nothing is found."""
+        ops, places, widest = self._ops, self._cover(len(blocks)), max(block.width for block in blocks)
+        width = next(hot for hot in HOT if hot >= widest)
+        memory = self._staging.open()
+        came, source, tables = (part.view(np.int32).reshape(shape) for part, shape in self._parts(memory, places, width))
+        came[:], source[:], tables[:] = -1, -1, 0
+        for place, block in enumerate(blocks):
+            came[place] = block.mark
+            tables[place, : len(block.blocks)] = block.blocks
+            if network is not None:
+                rows = network.rows[place]
+                source[place, : len(rows)] = rows
+        self._staging.send(4 * places * (1 + width + self._pages))
+        arrays = [
+            ops.view(self._raw, first, shape, "int32") for first, shape in self._places_of(places, width)
+        ]
+        out = self._tokens[: places * width].reshape(places, width)
+        given = self._tokens if network is None else network.tokens
+        told = self.told
+
+        def forward() -> None:
+            if network is not None:
+                network.forward()
+            ops.recall(told, arrays[2], arrays[0], marks, LEAST, arrays[1], given, out)
+
+        drawn = "greedy" if network is None else network.shape.sampling
+        part = None if network is None else network.shape
+        shape = CopyShape(places * width, places * width, drawn, "", width, part)
+        rows = tuple(tuple(range(at * width, at * width + block.width)) for at, block in enumerate(blocks))
+        return Drafting(shape, forward, self._tokens[: places * width], rows)
+
+    def _cover(self, requests: int) -> int:
+        return (self._coverage.cover(requests) if self._coverage is not None else None) or requests
+
+    def _places_of(self, places: int, width: int) -> list[tuple[int, tuple[int, ...]]]:
+        """First byte and shape of `came`, `source` and `tables`."""
+        shapes: list[tuple[int, ...]] = [(places,), (places, width), (places, self._pages)]
+        return [(4 * sum(map(prod, shapes[:at])), shape) for at, shape in enumerate(shapes)]
+
+    def _parts(self, memory: np.ndarray, places: int, width: int) -> list[tuple[np.ndarray, tuple[int, ...]]]:
+        return [
+            (memory[first : first + 4 * prod(shape)], shape) for first, shape in self._places_of(places, width)
+        ]
