@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from power_lab.errors import ConfigError
 from power_lab.widgets.picture import image
-from power_lab.widgets.view import View
+from power_lab.widgets.view import View, script
 
 
 class Walk(View):
@@ -21,6 +21,8 @@ class Walk(View):
 
     Raises ConfigError where there is nothing to walk through, or no such place.
     """
+
+    _esm = script("view", "walk")
 
     _place: ClassVar[str] = "step"
 

@@ -7,7 +7,9 @@ import re
 import pytest
 from playwright.sync_api import sync_playwright
 
+from power_lab.lessons import PoolWalk, SoftmaxWalk
 from power_lab.run import Run
+from power_lab.tuning.sweep import sweep
 from power_lab.widgets.acceptance import Acceptance
 from power_lab.widgets.blocks import Blocks
 from power_lab.widgets.lens import Lens
@@ -18,12 +20,16 @@ from power_lab.widgets.timeline import Timeline
 from power_lab.widgets.watch import Watch
 from tests.browser.lab import FLAGS, chromium
 from tests.factories import block_states, run_record
+from tests.tuning.fakes import FakeLab
+from tests.widgets.films import attended, film
 from tests.widgets.reports import forked, lookup_report, shape, shapes_report
 from tests.widgets.test_lens import RUN, answer
 from tests.widgets.test_watch import Source
 
 CARRIED = 6_500
 """Bytes of style that a saved output may carry."""
+SCRIPT = 23_000
+"""Bytes of a view's script; a sweep's view, which opens traces of two kinds, has the most."""
 
 # The look of every element, as the page computes it.
 LOOKS = """root => [root, ...root.querySelectorAll(".pl-body, .pl-body *")].map(node => {
@@ -39,13 +45,25 @@ def prefixes():
     return view
 
 
+def swept():
+    lab = FakeLab(broken=lambda config: config.kv_tokens == 4096)
+    settings = {"width": [1, 3], "speculate": ["off", "ngram"], "kv_tokens": [8192, 4096]}
+    return sweep(lab, "one", repeats=1, max_tokens=20, progress=False, base=lab.config, **settings)
+
+
 VIEWS = {
-    "acceptance": lambda: Acceptance(Run(run_record(60, logprobs=True))),
+    "acceptance": lambda: Acceptance(Run(run_record(16, logprobs=True))),
     "blocks": lambda: Blocks(block_states),
     "lens": lambda: Lens(answer, RUN),
+    "pool walk": lambda: PoolWalk(film()),
     "prefixes": prefixes,
     "shapes": lambda: Shapes(lambda: shapes_report(shape(4), shape(8, eager=4, why={"tall": 3}, held=False))),
-    "timeline": lambda: Timeline(run=Run(run_record(60))),
+    "softmax walk": lambda: SoftmaxWalk(attended()),
+    "sweep": lambda: swept().show(),
+    "sweep front": lambda: swept().pareto(),
+    "sweep heat map": lambda: swept().heatmap("width", "speculate"),
+    "sweep parallel": lambda: swept().parallel(),
+    "timeline": lambda: Timeline(run=Run(run_record(16))),
     "watch": lambda: Watch(Source()),
 }
 
@@ -73,7 +91,7 @@ def test_an_output_carries_one_small_style_and_a_script_that_is_small(view):
     styles = style_of(view.to_html())
     assert len(styles) == 1
     assert 300 < len(styles[0].encode()) < CARRIED
-    assert len(view._esm.encode()) < 20_000
+    assert len(view._esm.encode()) < SCRIPT
     assert len(view._css.encode()) < 30_000
     assert style_of(view.body()) == []
 
