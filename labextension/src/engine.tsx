@@ -89,7 +89,7 @@ function Figures(props: IEngineProps): JSX.Element {
   const since = { recent: trans.__('Over the last two seconds.'), ever: trans.__('Since this engine began.') };
   const minutes = duration(props.seconds);
   const steps = engine.replays + engine.captures + engine.eager;
-  const graphs = engine.device !== 'cpu' && engine.replays + engine.captures > 0; // a CPU's are steps that were recorded, no graphs of a device
+  const graphs = engine.device !== 'cpu'; // a CPU's are steps that were recorded, no graphs of a device
   return (
     <>
       <div className="jp-PowerLab-speed">

@@ -76,7 +76,10 @@ class Choices:
         return cls(found, own, "" if found else why)
 
     def html(self) -> str:
-        """A table for each drafter. The page's script turns the class `pl-choices` into sliders."""
+        """A table for each drafter. The page's script turns the class `pl-choices` into sliders.
+
+        `data-first` is the row that they begin at: the run's own width, of other drafters the best one.
+        """
         if not self.results:
             return f'<p class="pl-note">No what-if: {escape(self.why)}</p>' if self.why else ""
         parts = []
@@ -86,7 +89,8 @@ class Choices:
             grid = table(_HEAD, cells, left=(5,)).replace(
                 "<thead>", f"<caption>{escape(name)}{own}</caption><thead>", 1
             )
-            parts.append(f'<div class="pl-choice">{grid}</div>')
+            first = list(results).index(self.own[1] if name == self.own[0] else _best(results))
+            parts.append(f'<div class="pl-choice" data-first="{first}">{grid}</div>')
         title = "What other settings would have done: the same tokens, other rounds"
         return f'<div class="pl-choices"><details><summary>{title}</summary>{"".join(parts)}{self._caveats()}</details></div>'
 

@@ -70,6 +70,8 @@ class History:
 
     def _row(self, vitals: Vitals, engine: EngineVitals, counts: np.ndarray) -> np.ndarray:
         values: dict[str, float | None] = {name: getattr(engine, name) for name in (*_NOW, *_PLAN)}
+        if engine.device == "cpu":
+            values["graph_hit_rate"] = None  # a CPU's are steps that were recorded, no graphs of a device
         device = vitals.device
         values |= {"temperature_c": device.temperature_c, "power_w": device.power_w, "utilisation": device.utilisation}
         values |= {"at": vitals.at, "tokens": counts[0], **self._rates(vitals.at, counts)}

@@ -44,12 +44,13 @@ TILES = (
         "hit_rate", "cache hits", "share", "cached", "Prompt tokens that came from the cache, over the last second", 1.0
     ),
     Tile(
-        "graph_hit_rate", "graph hits", "share", "replay", "Steps that replayed a recorded graph, of the last ones", 1.0
+        "graph_hit_rate", "graph hits", "share", "replay", "Steps that replayed a captured graph, of the last ones", 1.0
     ),
     Tile("temperature_c", "temperature", "celsius", "rejected", "Of the device"),
     Tile("power_w", "power", "watt", "rejected", "Of the device"),
 )
 OPTIONAL = {"temperature_c", "power_w"}  # shown where they can be read
+_OF_GRAPHS = {"graph_hit_rate"}  # a CPU has none
 BARS = (
     (
         "Memory plan",
@@ -92,7 +93,9 @@ def page(facts: Mapping[str, Any], history: History) -> str:
         empty = f'<div class="pl-empty"><p><b>{title}</b></p><p class="pl-note">{note}</p></div>'
         return f'<div class="pl-watch">{_top(facts)}{empty}</div>'
     table = dict(zip(KEPT_NAMES, history.table.T, strict=True))
-    shown = [tile for tile in TILES if tile.field not in OPTIONAL or not np.isnan(table[tile.field]).all()]
+    without = _OF_GRAPHS if str(facts.get("device")).startswith("cpu") else set()
+    without |= {name for name in OPTIONAL if np.isnan(table[name]).all()}
+    shown = [tile for tile in TILES if tile.field not in without]
     tiles = "".join(_tile(tile, table[tile.field]) for tile in shown)
     bars = "".join(_bar(title, unit, parts, table) for title, unit, parts in BARS)
     return f'<div class="pl-watch">{_top(facts)}<div class="pl-tiles">{tiles}</div><div class="pl-stacks">{bars}</div></div>'

@@ -204,6 +204,9 @@ def test_sliders_answer_without_the_kernel(page, inspect):
     page.click(".pl-choices summary")
     said = page.locator("output")
     results = view.choices.results["ngram"]
+    name, own = view.choices.own
+    assert page.locator(".pl-choices select").input_value() == name
+    assert page.locator("tr.pl-chosen td").first.inner_text() == str(own), "sliders begin at the run's own setting"
     page.select_option(".pl-choices select", "ngram")
     page.focus(".pl-choices input")
     for width, result in results.items():

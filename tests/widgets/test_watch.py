@@ -12,8 +12,9 @@ from ipywidgets.widgets.widget import _instances
 from power_lab.engine.vitals import EngineVitals
 from power_lab.errors import ConfigError, HostUnavailable
 from power_lab.widgets import watch as module
+from power_lab.widgets import watch_page
 from power_lab.widgets.history import FIELDS, History
-from power_lab.widgets.watch import Watch
+from power_lab.widgets.watch import Watch, _facts
 from tests.widgets.reports import vitals
 
 
@@ -88,10 +89,25 @@ def test_the_static_view_stands_alone(view):
     for banned in ("<script", "<link", "href=", "@import", "onclick", "<svg"):
         assert banned not in html, banned
     assert html.count("<img") == html.count('src="data:image/svg+xml,')
-    assert html.count("<img") == 9  # temperature and power cannot be read here
+    assert html.count("<img") == 8  # a CPU has no graphs, and its temperature and power cannot be read here
     assert "smollm2" in html
     assert view.summary() == "Watch smollm2: 10.0 tokens/s, 0 running, 0 waiting"
     assert len(html) < 40_000
+
+
+def test_graph_hits_are_told_of_devices_that_have_graphs():
+    """A CPU's replays are of recorded steps, which the panel does not tell of either."""
+    from msgspec.structs import replace
+
+    cpu = vitals(graph_hit_rate=0.9)
+    gpu = vitals(engines=(replace(cpu.engines[0], device="cuda"),))
+    for told, shown in ((cpu, False), (gpu, True)):
+        history = History(4)
+        history.add(told, told.engines[0])
+        html = watch_page.page(_facts(told, told.engines[0]), history)
+        assert (">graph hits<" in html) == shown
+        assert ("graph hits" in watch_page.picture(history)) == shown
+        assert bool(np.isnan(history.column("graph_hit_rate")[0])) != shown
 
 
 def test_names_cannot_reach_the_page(view, source):

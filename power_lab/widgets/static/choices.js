@@ -19,7 +19,6 @@ dressings.push((body, model, signal) => {
   const show = () => {
     const table = tables[select.selectedIndex];
     const rows = [...table.tBodies[0].rows];
-    slider.max = rows.length - 1;
     tables.forEach((other) => (other.parentElement.hidden = other !== table));
     box.querySelectorAll(".pl-chosen").forEach((row) => row.classList.remove("pl-chosen"));
     rows[slider.value].classList.add("pl-chosen");
@@ -37,10 +36,16 @@ dressings.push((body, model, signal) => {
   };
   const answer = (message) => message.kind === "part" && (chart.innerHTML = message.html);
   model.on("msg:custom", answer);
-  select.addEventListener("change", show, { signal });
+  const begin = () => {
+    const table = tables[select.selectedIndex];
+    slider.max = table.tBodies[0].rows.length - 1;
+    slider.value = table.parentElement.dataset.first;
+    show();
+  };
+  select.addEventListener("change", begin, { signal });
   slider.addEventListener("input", show, { signal });
   box.addEventListener("toggle", show, { signal });
-  show();
+  begin();
   signal.addEventListener("abort", () => {
     clearTimeout(waiting);
     model.off("msg:custom", answer);
