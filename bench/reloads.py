@@ -4,7 +4,8 @@
 
 JupyterLab with the panel open and a notebook that shows `lab.watch()` and `lab.inspect.blocks()`; its last cell sleeps. Times are the
 page's own, from the moment that JupyterLab's application is restored (`restored`: since navigation). Threads, files and comms are
-counted after the first fifth of the reloads, when caps (subshells) are reached, and at the end.
+counted after each reload: `held` has them after the reloads of its number. Those of the kernel grow until it has the subshells that
+it has at most (`jupyter/_routing.py`), about two a reload.
 """
 
 from __future__ import annotations
@@ -70,6 +71,7 @@ def main() -> None:
             context = browser.new_context(viewport={"width": 1400, "height": 1000})
             context.add_init_script(CLOCK)
             result = measure(LabPage(context.new_page(), server, home), args.reloads)
+            context.close()  # before the server: a page without one complains
         browser.close()
     print(json.dumps(result, indent=1))
     if args.output:
@@ -89,7 +91,7 @@ def measure(page: LabPage, reloads: int) -> dict[str, Any]:
     page.command("docmanager:save")
     page.show(CELLS[-1])
     page.page.evaluate("() => void window.jupyterapp.commands.execute('notebook:run-cell')")
-    seen, incomplete, before = [], [], {}
+    seen, incomplete, counts = [], [], {0: held(page)}
     for number in range(reloads):
         page.page.goto(page.server.page(NOTEBOOK).removesuffix("&reset"))
         with contextlib.suppress(TimeoutError):
@@ -99,17 +101,14 @@ def measure(page: LabPage, reloads: int) -> dict[str, Any]:
             incomplete.append({"reload": number, "missing": missing})
         else:
             seen.append(found)
-        if number == reloads // 5:
-            before = held(page)
-    after = held(page)
+        counts[number + 1] = held(page)
     return {
         "reloads": reloads,
         "not_live_within_20_s": incomplete,
         "s_restored_since_navigation": spread([one["restored"] for one in seen]),
         **{f"s_{part}_since_restored": spread([one[part] - one["restored"] for one in seen]) for part in PARTS},
-        "held_after_a_fifth": before,
-        "held_at_the_end": after,
-        "console_errors": page.errors,
+        "held": changes(counts),
+        "console_errors": list(page.errors),
     }
 
 
@@ -117,6 +116,22 @@ def spread(times: list[float]) -> dict[str, float]:
     """Milliseconds as seconds."""
     seconds = sorted(time / 1000 for time in times)
     return {"median": round(statistics.median(seconds), 3), "longest": round(seconds[-1], 3)}
+
+
+def changes(counts: dict[int, Any]) -> dict[str, dict[str, dict[int, int]]]:
+    """process -> what -> reloads -> how many: the first count, each one that differs from that before it, and the last."""
+    last = max(counts)
+    return {
+        process: {
+            what: {
+                number: counts[number][process][what]
+                for number in counts
+                if number in (0, last) or counts[number][process][what] != counts[number - 1][process][what]
+            }
+            for what in counts[0][process]
+        }
+        for process in counts[0]
+    }
 
 
 def held(page: LabPage) -> dict[str, dict[str, int]]:

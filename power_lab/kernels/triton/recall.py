@@ -84,14 +84,14 @@ def _recall(
     if arrive(arrived + s, parts):
         p = tl.arange(0, PARTS)
         found = tl.max(tl.load(best + s * parts + p, mask=p < parts, other=-1, cache_modifier=".cg"))
-        length = tl.where(found < 0, 0, found >> 32).to(tl.int32)
-        end = (found & 0xFFFFFFFF).to(tl.int32)
+        matched = tl.where(found < 0, 0, found >> 32).to(tl.int32)
+        first = (found & 0xFFFFFFFF).to(tl.int32) + 1
         k = tl.arange(0, WIDTH)
-        followed = end + 1 + k % tl.maximum(last - end, 1)
-        token = _told(told, table, followed, (length > 0) & (followed < last), BLOCK)
-        token = tl.where(length > 0, tl.where(followed == last, anchor, token), 0)
+        followed = first + k % tl.maximum(last + 1 - first, 1)
+        token = _told(told, table, followed, (matched > 0) & (followed < last), BLOCK)
+        token = tl.where(matched > 0, tl.where(followed == last, anchor, token), 0)
         given = tl.load(source + s * width + k, mask=k < width, other=-1)
-        given = tl.where(known & (length < least), given, -1)
+        given = tl.where(known & (matched < least), given, -1)
         token = tl.where(given >= 0, tl.load(drafts + given, mask=given >= 0, other=0), token)
         tl.store(out + s * width + k, token, mask=k < width)
 

@@ -23,7 +23,7 @@ from triton.runtime.driver import driver
 
 from power_lab.kernels.ops import Array, Fetched, Graph, Staging, Weight
 from power_lab.kernels.quants import QuantType, row_bytes
-from power_lab.kernels.triton import linear, planes, sample
+from power_lab.kernels.triton import linear, planes, recall, sample
 from power_lab.kernels.triton.ops import TritonOps, settle
 
 META = torch.device("meta")
@@ -117,7 +117,8 @@ class DryOps(TritonOps):
         self._products: linear.Workspace | None = None
         self._scratch = torch.empty(0, dtype=torch.float32, device=META)
         self._retired: list[torch.Tensor | sample.Scratch] = []
-        self._sampling: sample.Scratch | None = None
+        self._sampling: dict[int, sample.Scratch] = {}
+        self._recalling: dict[tuple[int, int], recall.Scratch] = {}
 
     def digest(self) -> str:
         return ""

@@ -89,7 +89,7 @@ def test_drafters_of_other_kinds(variant: str, numba_ops: Ops) -> None:
     loaded, prompt = made(numba_ops(1)), prompt_of(6, 129)
     asked: dict[str, Any] = {"speculate": drafter, "record": "replay"}
     recorded = known(drafters.engine(loaded, **OPTIONS).generate(prompt, params_of("sampled", **asked)))
-    assert set(recorded.drafts) == {"hybrid", *loaded.trained.serves}  # type: ignore[union-attr]
+    assert set(recorded.drafts) - {"hybrid"} == set(loaded.trained.serves)  # type: ignore[union-attr]
     for name in recorded.drafts:
         for width in (2, 6, 15):
             params = params_of("sampled", speculate=name, width=width)
