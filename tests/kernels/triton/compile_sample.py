@@ -25,7 +25,7 @@ SCRATCH = sample.Scratch(
 POINTERS = {
     "*fp32": ("logits", "chosen", "values", "all_largest", "all_sums", "x", "delta", "post", "weight"),
     "*bf16": ("out", "X", "Out"),
-    "*i32": ("tokens", "ids", "arrived", "rows", "Rows", "seen"),
+    "*i32": ("tokens", "ids", "arrived", "rows", "Rows", "seen", "means"),
     "*i64": ("all_keys",),
 }  # fmt: skip
 TYPES: dict[str, Any] = {name: type for type, names in POINTERS.items() for name in names} | {
@@ -60,11 +60,12 @@ def compiled(kernel: Any, constants: dict[str, Any], warps: int) -> tuple[int, i
 
 def main() -> None:
     passes = (sample._survey, sample._weigh, sample._histogram, sample._collect, sample._draw)
-    flags = {"RANDOM": True, "LIMITED": True}
+    flags: dict[str, Any] = {"RANDOM": True, "LIMITED": True, "means": None}
     cases = [
         (logprobs._logprobs, {"BLOCK": logprobs.BLOCK, "num_warps": logprobs.WARPS}),
         (penalties.mark, {"BLOCK": 0, "num_warps": 4}),
-        (sample._survey, {**sample.plan(1, 262144), "RANDOM": False, "LIMITED": False}),
+        (sample._survey, {**sample.plan(1, 262144), "RANDOM": False, "LIMITED": False, "means": None}),
+        *((kernel, sample.plan(1, 16384) | {"RANDOM": True, "LIMITED": False}) for kernel in (sample._survey, sample._draw)),
         *((kernel, sample.plan(rows, 262144) | flags) for kernel in passes for rows in (1, 64)),
         (norm._softcap, {"BLOCK": norm.CAPPED, "num_warps": 4}),
         *(
