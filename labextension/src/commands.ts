@@ -7,8 +7,9 @@ import type { ReadonlyPartialJSONObject } from '@lumino/coreutils';
 
 import { RequestFailed } from './feed.js';
 import { clientName } from './format.js';
-import { logoIcon, markIcon } from './icons.js';
+import { logoIcon, markIcon, tourIcon } from './icons.js';
 import { Command, KERNEL } from './names.js';
+import { begin } from './starter.js';
 import { IPowerClient } from './tokens.js';
 import type { Action, IEngine } from './vitals.js';
 
@@ -169,18 +170,20 @@ export const commandsPlugin: JupyterFrontEndPlugin<void> = {
     });
     commands.addCommand(Command.newNotebook, {
       label: args => (args['isPalette'] ? trans.__('New Power Lab Notebook') : trans.__('Notebook')),
-      caption: trans.__('A new notebook with the Power Lab kernel'),
+      caption: trans.__('A new notebook with the Power Lab kernel and the first steps in it'),
       icon: args => (args['isPalette'] ? markIcon : logoIcon),
       describedBy: { args: { type: 'object', properties: { cwd: { type: 'string', description: 'Folder to make it in.' } } } },
-      execute: args => {
+      execute: async args => {
         const cwd = (args['cwd'] as string | undefined) ?? browser?.model.path ?? '';
-        return commands.execute('notebook:create-new', { cwd, kernelName: KERNEL });
+        const made: unknown = await commands.execute('notebook:create-new', { cwd, kernelName: KERNEL });
+        await begin(made, trans);
+        return made;
       }
     });
     commands.addCommand(Command.openTour, {
       label: args => (args['isPalette'] ? trans.__('Open the Power Lab Tour') : trans.__('Tour')),
       caption: trans.__('Ten minutes, one idea a cell'),
-      icon: args => (args['isPalette'] ? markIcon : logoIcon),
+      icon: args => (args['isPalette'] ? markIcon : tourIcon),
       describedBy: NO_ARGUMENTS,
       execute: () => openTour(app, trans)
     });

@@ -2,7 +2,7 @@ import { ILabShell, type JupyterFrontEnd, type JupyterFrontEndPlugin } from '@ju
 import { ITranslator, nullTranslator } from '@jupyterlab/translation';
 import type { Widget } from '@lumino/widgets';
 
-import { logoIcon, markIcon } from './icons.js';
+import { besideIcon, markIcon } from './icons.js';
 import { Command } from './names.js';
 
 export const layoutPlugin: JupyterFrontEndPlugin<void> = {
@@ -13,9 +13,9 @@ export const layoutPlugin: JupyterFrontEndPlugin<void> = {
   activate: (app: JupyterFrontEnd, shell: ILabShell | null, translator: ITranslator | null): void => {
     const trans = (translator ?? nullTranslator).load('power_lab');
     app.commands.addCommand(Command.layout, {
-      label: args => (args['isPalette'] ? trans.__('Power Lab Layout') : trans.__('Layout')),
+      label: args => (args['isPalette'] ? trans.__('Power Lab Layout') : trans.__('Side by Side')),
       caption: trans.__('The notebook on the left, the engines on the right'),
-      icon: args => (args['isPalette'] ? markIcon : logoIcon),
+      icon: args => (args['isPalette'] ? markIcon : besideIcon),
       describedBy: { args: { type: 'object', properties: {} } },
       execute: async () => {
         const notebook = shell ? openNotebook(shell) : null;

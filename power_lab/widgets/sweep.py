@@ -122,7 +122,7 @@ def _row(sweep: Sweep, point: Point, axes: tuple[str, ...], figures: list[str], 
     speed = point.figures["tokens_per_s"]
     spread = [one.tokens_per_s for one in point.passes]
     hint = f"{passes(len(spread))}: {min(spread):.1f} to {max(spread):.1f}"
-    cells.append(f'<td class="pl-left">{sign} {meter(speed / most, kind, wide=8)}</td>')
+    cells.append(f'<td class="pl-left">{sign}&nbsp;{meter(speed / most, kind, wide=8)}</td>')
     cells.append(f'<td title="{hint}">{shown("tokens_per_s", speed)}</td>')
     cells += [f"<td>{shown(name, point.figures[name])}</td>" for name in figures[1:]]
     cells.append(f'<td title="SHA-256 {point.digest}">{_outputs(sweep, point)}</td>')

@@ -218,11 +218,17 @@ def test_the_launcher_has_a_section_of_ours_and_the_layout_puts_the_notebook_bes
     section = page.locator(".jp-Launcher-section", has=page.locator(".jp-Launcher-sectionTitle", has_text="Power Lab"))
     section.wait_for()
     assert section.locator(".jp-LauncherCard").count() == 3
+    drawn = section.locator(".jp-LauncherCard-icon").evaluate_all("icons => icons.map(icon => icon.innerHTML)")
+    assert len(set(drawn)) == 3, "cards that look alike"
     section.screenshot(path=str(lab_page.pictures / "launcher-section.png"))
     section.locator(".jp-LauncherCard", has_text="Notebook").click()
     page.wait_for_function(
         "() => window.jupyterapp.shell.currentWidget?.sessionContext?.session?.kernel?.name === 'power_lab'"
     )
+    page.locator(".jp-Notebook:visible .jp-CodeCell", has_text="lab.load").wait_for()
+    first = ["".join(cell["source"]) for cell in lab_page.state()["cells"]]
+    assert first[0].startswith('lab.load("smollm2")')
+    assert first[-1] == "", "a place for one's own words"
     lab_page.command("power-lab:layout")
     notebook, panel = page.locator(".jp-NotebookPanel:visible").bounding_box(), page.locator(PANEL).bounding_box()
     assert notebook["x"] + notebook["width"] <= panel["x"] + 1

@@ -87,7 +87,7 @@ def test_one_click_from_a_point_to_its_trace(page, view, monkeypatch):
     answer = play(page, view, monkeypatch)
     point = view.sweep.point(answer["point"])
     panel = page.locator(".pl-trace")
-    assert view.sweep.plan.told(point.trial) in panel.locator("h4").inner_text()
+    assert view.sweep.plan.told(point.trial) in panel.locator("> .pl-title").inner_text()
     assert "tokens" in panel.inner_text()
     panel.get_by_text("Timeline", exact=True).click()
     assert page.evaluate("model.sent.at(-1).what") == "timeline"

@@ -38,7 +38,7 @@ extras.push((root, body, model, signal) => {
     if (message.kind !== "traced") return;
     clearTimeout(waiting);
     if (message.failed) return say(message.failed);
-    const title = element("h4", "", message.title);
+    const title = element("p", "pl-title", message.title); // no heading: nobody knows which level this page is at
     title.tabIndex = -1;
     const bar = element("div", "pl-tools");
     for (const [what, label] of [["acceptance", "Acceptance"], ["timeline", "Timeline"]])

@@ -73,7 +73,9 @@ function attach(root, model) {
     if (facts.state === "ended") say(`Disconnected: the engine is gone. ${facts.message}`, true);
     else if (facts.state === "none") {
       const old = body.querySelector(".pl-tile") !== null; // numbers of an engine that there was
-      say(`${old ? "Disconnected; these are the last numbers. " : ""}${facts.message || "No engine to watch"}`, old);
+      const note = body.querySelector(".pl-empty .pl-note"); // says what is missing, so the state need not
+      if (note && facts.message && note.textContent !== facts.message) note.textContent = facts.message;
+      say(old ? `Disconnected; these are the last numbers. ${facts.message}` : "Looking for one every two seconds", old);
     }
     else if (late) say("Disconnected: no sample for two seconds; this is the last one", true);
     else if (facts.state === "loading") say(facts.message ? `Loading: ${facts.message}` : "Loading", false);

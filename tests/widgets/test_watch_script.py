@@ -1,0 +1,68 @@
+"""The dashboard's script in a real page: what it says while there is nothing to watch, and after."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import sync_playwright
+
+from power_lab.widgets.watch import Watch
+from tests.browser.lab import FLAGS, chromium
+from tests.widgets.test_page import FAKE_MODEL, load
+from tests.widgets.test_watch import Source
+
+
+@pytest.fixture(scope="module")
+def page():
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=chromium(), args=FLAGS)
+        page = browser.new_page()
+        page.evaluate(FAKE_MODEL)
+        yield page
+        browser.close()
+
+
+def show(page, view):
+    page.evaluate("html => { document.body.innerHTML = html; }", view._repr_mimebundle_()["text/html"])
+    load(page, view)
+    traits = {name: getattr(view, name) for name in ("view_id", "files", "facts", "fields", "kept")}
+    page.evaluate(
+        f"() => {{ window.traits = {json.dumps(traits)}; window.model = fake(traits); window.stop = view.initialize({{ model }}); }}"
+    )
+    view.close()
+
+
+def tell(page, **facts):
+    page.evaluate("facts => { traits.facts = facts; model.fire('change:facts'); }", facts)
+
+
+def test_what_is_missing_is_said_once(page):
+    show(page, Watch(Source(there=False)))
+    page.get_by_text("Looking for one every two seconds").wait_for()
+    words = page.inner_text(".power-lab")
+    assert words.count("No engine is running") == 1
+    assert words.count("No engine to watch") == 1
+    tell(page, state="none", message="The host has no engine.")
+    assert page.inner_text(".power-lab").count("The host has no engine.") == 1
+    assert "No engine is running" not in page.inner_text(".power-lab")
+    found = Axe().run(page, context=".power-lab").response["violations"]
+    assert [(one["id"], one["nodes"][0]["html"][:160]) for one in found] == []
+    page.evaluate("stop()")
+
+
+def test_numbers_of_an_engine_that_has_gone_are_said_to_be_old(page):
+    show(page, Watch(Source()))
+    tell(page, state="none", message="The host has no engine.")
+    page.get_by_text("Disconnected; these are the last numbers.").wait_for()
+    assert page.locator(".pl-stale").count() == 1
+    page.evaluate("stop()")
+
+
+@pytest.mark.parametrize("width", [240, 320])
+def test_it_fits_a_narrow_place(page, width):
+    page.set_viewport_size({"width": width, "height": 700})
+    show(page, Watch(Source()))
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "it would have to be scrolled sideways"
+    page.evaluate("stop()")
