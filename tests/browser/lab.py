@@ -209,9 +209,13 @@ class LabPage:
 
     def accessibility(self, selector: str) -> list[str]:
         """What axe finds wrong inside `selector`: rule and markup. JupyterLab's own parts are JupyterLab's affair."""
-        from axe_playwright_python.sync_playwright import Axe
+        from axe_playwright_python.base import AXE_SCRIPT
 
-        found = Axe().run(self.page, context=selector).response["violations"]
+        if not self.page.evaluate("() => 'axe' in window"):
+            self.page.evaluate(AXE_SCRIPT)
+        found = self.page.evaluate(
+            "async where => (await axe.run(where, {resultTypes: ['violations']})).violations", selector
+        )
         return [f"{rule['id']}: {node['html'][:200]}" for rule in found for node in rule["nodes"]]
 
     def theme(self, name: str) -> None:
