@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from power_lab import models
 from power_lab.engine.config import Paths
+from tests.homes import own_home
 
 # Triton decides at its import, and other libraries import it, whether kernels run in its interpreter. Only a GPU runs them compiled.
 if not Path("/dev/nvidiactl").exists():
@@ -27,3 +29,10 @@ def smollm2_path() -> Path:
 def gemma_path() -> Path:
     """Gemma 3 270M, the second catalogue model; fetched (242 MB, once) if it is not there. Running the tests accepts its terms."""
     return models.ensure("gemma3-270m", DEFAULT_PATHS, progress=False, accept_license=True).path
+
+
+@pytest.fixture(scope="session")
+def notebook_home(tmp_path_factory: pytest.TempPathFactory, smollm2_path: Path) -> Iterator[Path]:
+    """One engine host for all notebooks that are run: a model is loaded once, as in a day's work."""
+    with own_home(tmp_path_factory.mktemp("home")) as home:
+        yield home

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import subprocess
-import sys
 from html.parser import HTMLParser
-from pathlib import Path
 
 import nbformat
 import pytest
 
-from tests.homes import own_home
+from tests.notebooks import ROOT, code_cells, execute
 
-FOLDER = Path(__file__).parents[1] / "notebooks" / "lessons"
+FOLDER = ROOT / "lessons"
 LESSONS = sorted(FOLDER.glob("*.ipynb"))
 SPECULATION = FOLDER / "speculation.ipynb"
-
-
-def code_cells(path):
-    return [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+SHORT = {
+    "speculation": {
+        '"a lighthouse", "a bicycle", "rain", "bread", "a violin", "the moon", "a garden", "a train"': '"rain", "bread", "a train"',
+        "max_tokens=24": "max_tokens=8",
+        '"max_tokens": 96': '"max_tokens": 40',
+        "max_tokens=96": "max_tokens=40",
+    },
+    "graphs": {"steps=48": "steps=16", "range(12)": "range(8)", "max_tokens=16": "max_tokens=4"},
+    "paged-kv": {"max_tokens=24": "max_tokens=6"},
+}
+"""Less work where a page claims the same of less."""
 
 
 def said(path, source):
@@ -70,24 +72,16 @@ def test_every_figure_stands_without_script_network_or_kernel(path):
 
 
 @pytest.fixture(scope="module")
-def run_lesson(tmp_path_factory, smollm2_path):
-    """Runs a lesson from top to bottom by `power-lab run`, once; all with one engine host of their own."""
+def run_lesson(tmp_path_factory, notebook_home):
+    """Runs a lesson once."""
     folder, done = tmp_path_factory.mktemp("out"), {}
-    with own_home(tmp_path_factory.mktemp("home")) as home:
-        environment = {**os.environ, "POWER_LAB_HOME": str(home)}
 
-        def run(path):
-            if path not in done:
-                output = folder / path.name
-                line = [sys.executable, "-m", "power_lab", "run", str(path), "--output", str(output)]
-                ran = subprocess.run(
-                    [*line, "--timeout", "400", "--json"], env=environment, capture_output=True, text=True, check=False
-                )
-                assert ran.returncode == 0, ran.stdout + ran.stderr
-                done[path] = json.loads(ran.stdout), output
-            return done[path]
+    def run(path):
+        if path not in done:
+            done[path] = execute(path, folder, notebook_home, SHORT.get(path.stem))
+        return done[path]
 
-        yield run
+    return run
 
 
 @pytest.fixture

@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import nbformat
 import pytest
 
-from tests.homes import own_home
+from tests.notebooks import ROOT, code_cells, execute
 
-TOUR = Path(__file__).parents[1] / "notebooks" / "tour.ipynb"
-
-
-def code_cells(path):
-    return [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+TOUR = ROOT / "tour.ipynb"
 
 
 def test_it_is_saved_as_it_was_run():
@@ -31,15 +21,8 @@ def test_it_is_saved_as_it_was_run():
 
 
 @pytest.fixture(scope="module")
-def executed(tmp_path_factory, smollm2_path):
-    """The tour, run from top to bottom by `power-lab run` with an engine host of its own."""
-    output = tmp_path_factory.mktemp("out") / "tour.ipynb"
-    line = [sys.executable, "-m", "power_lab", "run", str(TOUR), "--output", str(output), "--timeout", "120", "--json"]
-    with own_home(tmp_path_factory.mktemp("home")) as home:
-        environment = {**os.environ, "POWER_LAB_HOME": str(home)}
-        done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return json.loads(done.stdout), output
+def executed(tmp_path_factory, notebook_home):
+    return execute(TOUR, tmp_path_factory.mktemp("out"), notebook_home)
 
 
 @pytest.mark.timeout(600)

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import nbformat
 import pytest
 
-from tests.homes import own_home
+from tests.notebooks import ROOT, code_cells, execute
 
-PAGE = Path(__file__).parents[1] / "notebooks" / "tuning.ipynb"
-REDUCED = "max_tokens = 8\nrepeats = 1\n"
-
-
-def code_cells(path):
-    return [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+PAGE = ROOT / "tuning.ipynb"
+SHORT = {
+    "max_tokens = 32": "max_tokens = 6",
+    "repeats = 2": "repeats = 1",
+    "    repeats=repeats": "    warmup=0, repeats=repeats",
+    "story = ": "story = 'Mira lives on the ground floor of the tall house by the river. Above her lives Jonas.' * 3\n_ = ",
+}
+"""Prompts stay longer than the smallest pool, and than a block, which the cache gives back."""
 
 
 def pages(path, source):
@@ -38,22 +34,8 @@ def test_it_is_saved_as_it_was_run():
 
 
 @pytest.fixture(scope="module")
-def executed(tmp_path_factory, smollm2_path):
-    """The page with short outputs, run from top to bottom by `power-lab run` with an engine host of its own."""
-    folder = tmp_path_factory.mktemp("out")
-    notebook = nbformat.read(PAGE, as_version=4)
-    first = next(cell for cell in notebook.cells if cell.cell_type == "code")
-    first.source += f"\n{REDUCED}"
-    nbformat.write(notebook, folder / "in.ipynb")
-    output = folder / "tuning.ipynb"
-    line = [sys.executable, "-m", "power_lab", "run", str(folder / "in.ipynb"), "--output", str(output)]
-    with own_home(tmp_path_factory.mktemp("home")) as home:
-        environment = {**os.environ, "POWER_LAB_HOME": str(home)}
-        done = subprocess.run(
-            [*line, "--timeout", "300", "--json"], env=environment, capture_output=True, text=True, check=False
-        )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return json.loads(done.stdout), output
+def executed(tmp_path_factory, notebook_home):
+    return execute(PAGE, tmp_path_factory.mktemp("out"), notebook_home, SHORT)
 
 
 @pytest.mark.timeout(600)
