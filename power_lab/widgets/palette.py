@@ -1,7 +1,9 @@
 """One palette and one legend for all inspectors.
 
-The hues are those of Okabe and Ito (2008), which stay apart under the common colour-vision deficiencies, each with a darker value for
-light themes and a lighter one for dark themes. Colour never stands alone: every kind also has a glyph, a line style or a tag.
+The hues are those of Okabe and Ito (2008), each with a darker value for light themes and a lighter one for dark themes. Hue alone is not
+enough: of equal lightness, purple and grey are one colour to an eye without its middle cones, and orange and yellow to one without its
+long ones. So lightness differs too; a test simulates the three deficiencies. Colour never stands alone: every kind also has a glyph, a
+line style or a tag.
 """
 
 from __future__ import annotations
@@ -47,14 +49,14 @@ class Mark:
 TOKENS: dict[str, Mark] = {
     mark.name: mark
     for mark in (
-        Mark("accepted", "accepted", "A draft token that the target drew too.", "", "#00735c", "#45cfa8", "solid"),
+        Mark("accepted", "accepted", "A draft token that the target drew too.", "", "#00755a", "#46e0a8", "solid"),
         Mark(
             "correction",
             "correction",
             "The target's own token where a draft was refused.",
             "↳",
-            "#0062a8",
-            "#6cb8f5",
+            "#003f86",
+            "#57aefa",
             "double",
             "ins",
         ),
@@ -63,41 +65,41 @@ TOKENS: dict[str, Mark] = {
             "bonus",
             "The target's own token after a fully accepted draft.",
             "+",
-            "#96407a",
-            "#e79dca",
+            "#994682",
+            "#cc8fbe",
             "dashed",
             "b",
         ),
-        Mark("plain", "no draft", "Drawn by the target; nothing was drafted.", "", "#5a626b", "#a9b2bc", "none"),
-        Mark("rejected", "rejected", "A draft token that was not kept.", "", "#ab4300", "#ff9d5c", "none", "del"),
-        Mark("prompt", "prompt", "A token of the prompt.", "›", "#756000", "#dcc04e", "none", "i"),
+        Mark("plain", "no draft", "Drawn by the target; nothing was drafted.", "", "#34393f", "#d8e0e8", "none"),
+        Mark("rejected", "rejected", "A draft token that was not kept.", "", "#7a2404", "#f0844c", "none", "del"),
+        Mark("prompt", "prompt", "A token of the prompt.", "›", "#746400", "#e6c03c", "none", "i"),
     )
 }
 
 BLOCKS: dict[str, Mark] = {
     mark.name: mark
     for mark in (
-        Mark("used", "in use", "Named by one request's block table.", "■", "#0062a8", "#6cb8f5", "solid"),
+        Mark("used", "in use", "Named by one request's block table.", "■", "#003f86", "#57aefa", "solid"),
         Mark(
-            "shared", "shared", "Named by several requests' block tables at once.", "◆", "#00735c", "#45cfa8", "double"
+            "shared", "shared", "Named by several requests' block tables at once.", "◆", "#00755a", "#46e0a8", "double"
         ),
         Mark(
             "cached",
             "cached",
             "Holds a finished prefix; no request names it, so it may be reused or evicted.",
             "○",
-            "#96407a",
-            "#e79dca",
+            "#994682",
+            "#cc8fbe",
             "dashed",
         ),
-        Mark("free", "free", "Empty.", "·", "#5a626b", "#a9b2bc", "none"),
+        Mark("free", "free", "Empty.", "·", "#34393f", "#d8e0e8", "none"),
         Mark(
             "dummy",
             "dummy",
             "Takes the writes of padding rows; never holds a request's data.",
             "✕",
-            "#ab4300",
-            "#ff9d5c",
+            "#7a2404",
+            "#f0844c",
             "dotted",
         ),
     )
@@ -106,26 +108,26 @@ BLOCKS: dict[str, Mark] = {
 STEPS: dict[str, Mark] = {
     mark.name: mark
     for mark in (
-        Mark("prefill", "prefill", "Rows of prompts.", "›", "#756000", "#dcc04e", "solid"),
+        Mark("prefill", "prefill", "Rows of prompts.", "›", "#746400", "#e6c03c", "solid"),
         Mark(
             "decode",
             "decode",
             "One row a request: its next token, nothing drafted.",
             "·",
-            "#0062a8",
-            "#6cb8f5",
+            "#003f86",
+            "#57aefa",
             "solid",
         ),
-        Mark("verify", "verify", "Rows of drafts, that the target checks.", "≡", "#00735c", "#45cfa8", "solid"),
-        Mark("running", "running", "Requests that have blocks.", "■", "#96407a", "#e79dca", "solid"),
-        Mark("waiting", "waiting", "Requests in the queue.", "□", "#5a626b", "#a9b2bc", "dashed"),
+        Mark("verify", "verify", "Rows of drafts, that the target checks.", "≡", "#00755a", "#46e0a8", "solid"),
+        Mark("running", "running", "Requests that have blocks.", "■", "#994682", "#cc8fbe", "solid"),
+        Mark("waiting", "waiting", "Requests in the queue.", "□", "#34393f", "#d8e0e8", "dashed"),
         Mark(
             "preempted",
             "preempted",
             "A request gave its blocks up, and will compute again.",
             "✕",
-            "#ab4300",
-            "#ff9d5c",
+            "#7a2404",
+            "#f0844c",
             "dotted",
         ),
         Mark(
@@ -133,8 +135,8 @@ STEPS: dict[str, Mark] = {
             "no step in flight",
             "Nothing ran: the host was at work, or there was nothing to do.",
             "╱",
-            "#ab4300",
-            "#ff9d5c",
+            "#7a2404",
+            "#f0844c",
             "dashed",
         ),
     )
@@ -143,16 +145,16 @@ STEPS: dict[str, Mark] = {
 PARTS: dict[str, Mark] = {
     mark.name: mark
     for mark in (
-        Mark("drafting", "drafting", "The drafter proposed tokens.", "✎", "#00735c", "#45cfa8", "solid"),
-        Mark("model", "model", "The target model's pass.", "■", "#0062a8", "#6cb8f5", "solid"),
-        Mark("sampling", "sampling", "Tokens were drawn from the logits.", "◇", "#96407a", "#e79dca", "solid"),
+        Mark("drafting", "drafting", "The drafter proposed tokens.", "✎", "#00755a", "#46e0a8", "solid"),
+        Mark("model", "model", "The target model's pass.", "■", "#003f86", "#57aefa", "solid"),
+        Mark("sampling", "sampling", "Tokens were drawn from the logits.", "◇", "#994682", "#cc8fbe", "solid"),
         Mark(
             "commit",
             "commit",
             "What was drawn was kept, and the next step prepared.",
             "✓",
-            "#5a626b",
-            "#a9b2bc",
+            "#34393f",
+            "#d8e0e8",
             "solid",
         ),
     )
@@ -161,11 +163,11 @@ PARTS: dict[str, Mark] = {
 GRAPHS: dict[str, Mark] = {
     mark.name: mark
     for mark in (
-        Mark("replay", "replayed", "Steps that replayed a recorded graph.", "●", "#00735c", "#45cfa8", "solid"),
-        Mark("capture", "captured", "Steps whose graph was recorded for them.", "◉", "#96407a", "#e79dca", "double"),
-        Mark("eager", "eager", "Steps that ran operation by operation.", "○", "#ab4300", "#ff9d5c", "dashed"),
+        Mark("replay", "replayed", "Steps that replayed a recorded graph.", "●", "#00755a", "#46e0a8", "solid"),
+        Mark("capture", "captured", "Steps whose graph was recorded for them.", "◉", "#994682", "#cc8fbe", "double"),
+        Mark("eager", "eager", "Steps that ran operation by operation.", "○", "#7a2404", "#f0844c", "dashed"),
         Mark(
-            "padding", "padding", "Rows that were computed only to fill the shape.", "▒", "#5a626b", "#a9b2bc", "dotted"
+            "padding", "padding", "Rows that were computed only to fill the shape.", "▒", "#34393f", "#d8e0e8", "dotted"
         ),
     )
 }
@@ -173,19 +175,19 @@ GRAPHS: dict[str, Mark] = {
 PREFIXES: dict[str, Mark] = {
     mark.name: mark
     for mark in (
-        Mark("held", "held", "A running request holds it now.", "■", "#0062a8", "#6cb8f5", "solid"),
+        Mark("held", "held", "A running request holds it now.", "■", "#003f86", "#57aefa", "solid"),
         Mark(
             "kept",
             "kept",
             "No request holds it; the next one that begins like it is served.",
             "○",
-            "#96407a",
-            "#e79dca",
+            "#994682",
+            "#cc8fbe",
             "dashed",
         ),
-        Mark("next", "evicted next", "Among the next eight to be evicted.", "↗", "#ab4300", "#ff9d5c", "dotted"),
-        Mark("served", "served", "Comes from the cache.", "●", "#00735c", "#45cfa8", "double"),
-        Mark("computed", "computed", "Must be computed.", "", "#5a626b", "#a9b2bc", "none"),
+        Mark("next", "evicted next", "Among the next eight to be evicted.", "↗", "#7a2404", "#f0844c", "dotted"),
+        Mark("served", "served", "Comes from the cache.", "●", "#00755a", "#46e0a8", "double"),
+        Mark("computed", "computed", "Must be computed.", "", "#34393f", "#d8e0e8", "none"),
     )
 }
 
@@ -197,21 +199,21 @@ POINTS: dict[str, Mark] = {
             "Pareto front",
             "No other point has more of the one at no more of the other.",
             "●",
-            "#00735c",
-            "#45cfa8",
+            "#00755a",
+            "#46e0a8",
             "solid",
         ),
-        Mark("beaten", "other points", "Another point is at least as good in both.", "○", "#5a626b", "#a9b2bc", "none"),
+        Mark("beaten", "other points", "Another point is at least as good in both.", "○", "#34393f", "#d8e0e8", "none"),
         Mark(
             "unequal",
             "other outputs",
             "Its outputs are not those of the points that must have the same.",
             "✕",
-            "#ab4300",
-            "#ff9d5c",
+            "#7a2404",
+            "#f0844c",
             "dotted",
         ),
-        Mark("failed", "not measured", "It has a reason instead of figures.", "–", "#96407a", "#e79dca", "dashed"),
+        Mark("failed", "not measured", "It has a reason instead of figures.", "–", "#994682", "#cc8fbe", "dashed"),
     )
 }
 

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from power_lab.tuning.point import FIGURES, Point
-from power_lab.widgets.palette import POINTS
+from power_lab.widgets.palette import MARKS, POINTS
+from power_lab.widgets.picture import INK
 from power_lab.widgets.sweep_chart import named, shade, shown
 
 if TYPE_CHECKING:
@@ -123,12 +124,12 @@ def lines(
         wide=[2.6 if kind == "front" else 1.2 for kind in kinds],
     )
     look = {"line_color": "colour", "line_width": "wide", "line_alpha": 0.65}
-    hover = {"hover_line_color": "#0062a8", "hover_line_alpha": 1.0, "hover_line_width": 4}
+    hover = {"hover_line_color": MARKS["decode"].light, "hover_line_alpha": 1.0, "hover_line_width": 4}
     drawn = plot.multi_line("xs", "ys", source=source, **look, **hover)
     for at, name in enumerate(axes):
         plot.add_layout(Span(location=at, dimension="height", line_color="#888888", line_width=1))
         marks = [(share, words) for share, words in ticks(name) if not math.isnan(share)]
-        halo = {"text_font_size": "11px", "text_baseline": "middle", "x_offset": 6, "text_color": "#5a626b"}
+        halo = {"text_font_size": "11px", "text_baseline": "middle", "x_offset": 6, "text_color": INK}
         plot.text([at] * len(marks), [share for share, _ in marks], text=[words for _, words in marks], **halo)
     plot.xaxis.ticker = list(range(len(axes)))
     plot.xaxis.major_label_overrides = dict(enumerate(names))
