@@ -203,7 +203,7 @@ class Runner:
 
     def _drafting(self, plan: StepPlan, requests: Mapping[int, Request], drafter: Resuming | None) -> Drafting | None:
         blocks = [
-            Block(0, 0, span.drafts, span.blocks, requests[span.request_id].params, span.resumes)
+            Block(0, 0, span.drafts, span.blocks, requests[span.request_id].params, span.resumes, span.request_id)
             for span in plan.spans
             if span.resumes >= 0 and span.drafts
         ]

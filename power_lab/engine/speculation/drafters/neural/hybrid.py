@@ -1,8 +1,8 @@
 """A trained drafter, and beside it what the sequence itself has said before: quotes and loops are copied, everything else is guessed.
 
 Where the end of a sequence has occurred in it before, over `LEAST` tokens or more, what followed there is the draft, as long as there is
-room; else the network drafts, `NETWORK` tokens at most. Rounds wider than `COPIED` are for copying alone and leave the network out: whoever
-chooses widths comes to them where narrower ones were accepted to the end.
+room; else the network drafts, `NETWORK` tokens at most. A request that lately would have come on fast by copying alone leaves the network
+out, whose steps take a fifth of a round on a GPU; what copying would have brought is known of every round, as its tokens are.
 
 On a device that draws by itself every row's token is noted at its KV slot: the search finds prompts, cached prefixes and what was emitted
 alike, and a round need not come back to the host.
@@ -10,6 +10,7 @@ alike, and a round need not come back to the host.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -27,14 +28,14 @@ from power_lab.kernels.numba.recall import recalled
 from power_lab.kernels.ops import BLOCK, Array, Batch, Ops
 
 NAME = "hybrid"
-LEAST = 3
-"""Tokens of a match that is believed rather than the network. Over bench/prompts.py 2 to 4 are within 4 % of each other."""
+LEAST = 2
+"""Tokens of a match that is believed rather than the network. Over bench/prompts.py 2 to 4 are within 3 % of each other."""
 NETWORK = 7
 """Most drafts of the network in a round; what comes behind these is seldom right."""
-COPIED = 15
-"""Width of the widest rounds in which the network drafts."""
 MOST = 31
 """Drafts of a round."""
+FAST, FADE, SEEN = 4.0, 0.7, 16
+"""Tokens a pass by copying alone, as a fading mean of at most `SEEN` of each round, from which on the network is left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +104,23 @@ def beside(inner: Companion, ops: Ops, room: Room) -> Companion:
     return HybridCompanion(inner, ops, room) if isinstance(inner.drafter(inner.serves[0]), Resuming) else inner
 
 
+class _Copied:
+    """One request's tokens, and what copying alone would have brought a pass lately."""
+
+    def __init__(self, prompt: Sequence[int]) -> None:
+        self.tokens, self.mean = array("i", prompt), 0.0
+
+    def commit(self, emitted: Sequence[int]) -> None:
+        drafts, _ = recalled(np.frombuffer(self.tokens, np.int32), len(emitted))
+        self.tokens.extend(emitted)
+        accepted = 0
+        while accepted < len(emitted) - 1 and drafts[accepted] == emitted[accepted]:
+            accepted += 1
+        self.mean = FADE * self.mean + (1 - FADE) * min(accepted + 1, SEEN)
+
+
 class HybridDrafter:
-    """Drafts under the name `hybrid`. What it says is a function of the tokens asked behind and of the network.
+    """Drafts under the name `hybrid`. What it proposes is a function of the tokens asked behind and of the network.
 
     Args:
         network: a drafter that is `Resuming`, too. search: on the device, where that draws by itself.
@@ -115,6 +131,7 @@ class HybridDrafter:
 
     def __init__(self, network: Drafter, search: Search | None) -> None:
         self._network, self._search = network, search
+        self._copied: dict[int, _Copied] = {}
 
     @property
     def places(self) -> int:
@@ -122,6 +139,8 @@ class HybridDrafter:
 
     def begin(self, request_id: int, prompt: Sequence[int], namespace: str) -> None:
         self._network.begin(request_id, prompt, namespace)
+        if self._search is not None:
+            self._copied[request_id] = _Copied(prompt)
 
     def propose(self, asks: Sequence[DraftAsk]) -> list[Draft]:
         found = [recalled(np.asarray(ask.tokens), min(ask.width, MOST)) for ask in asks]
@@ -136,17 +155,24 @@ class HybridDrafter:
     def resume(self, blocks: Sequence[Block], marks: Array) -> Drafting:
         """See `Resuming`."""
         assert self._search is not None, "a device whose steps go on from one another"
-        network = None
-        if max(block.width for block in blocks) <= COPIED:
-            narrow = [replace(block, width=min(block.width, NETWORK)) for block in blocks]
-            network = cast(Resuming, self._network).resume(narrow, marks)
-        return self._search.resume(blocks, marks, network)
+        places = [place for place, block in enumerate(blocks) if not self._fast(block.request_id)]
+        if not places:
+            return self._search.resume(blocks, marks, None, ())
+        narrow = [replace(blocks[place], width=min(blocks[place].width, NETWORK)) for place in places]
+        return self._search.resume(blocks, marks, cast(Resuming, self._network).resume(narrow, marks), places)
 
     def commit(self, request_id: int, emitted: Sequence[int]) -> None:
         self._network.commit(request_id, emitted)
+        if request_id in self._copied and emitted:
+            self._copied[request_id].commit(emitted)
 
     def end(self, request_id: int) -> None:
+        self._copied.pop(request_id, None)
         self._network.end(request_id)
+
+    def _fast(self, request_id: int) -> bool:
+        copied = self._copied.get(request_id)
+        return copied is not None and copied.mean >= FAST
 
 
 class Search:
@@ -174,8 +200,10 @@ class Search:
         for name in ("told", "_raw", "_staging", "_tokens"):
             vars(self).pop(name, None)
 
-    def resume(self, blocks: Sequence[Block], marks: Array, network: Drafting | None) -> Drafting:
-        """Drafts behind the marks of these blocks; of those that the network makes, too, where nothing is found."""
+    def resume(
+        self, blocks: Sequence[Block], marks: Array, network: Drafting | None, guessed: Sequence[int]
+    ) -> Drafting:
+        """Drafts behind the marks of these blocks. network: makes drafts of the blocks `guessed`, for where nothing is found."""
         ops, places, widest = self._ops, self._cover(len(blocks)), max(block.width for block in blocks)
         width = next(hot for hot in HOT if hot >= widest)
         memory = self._staging.open()
@@ -184,9 +212,8 @@ class Search:
         for place, block in enumerate(blocks):
             came[place] = block.mark
             tables[place, : len(block.blocks)] = block.blocks
-            if network is not None:
-                rows = network.rows[place]
-                source[place, : len(rows)] = rows
+        for place, rows in zip(guessed, () if network is None else network.rows, strict=True):
+            source[place, : len(rows)] = rows
         self._staging.send(4 * places * (1 + width + self._pages))
         arrays = [
             ops.view(self._raw, first, shape, "int32") for first, shape in self._places_of(places, width)

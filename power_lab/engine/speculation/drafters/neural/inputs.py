@@ -26,6 +26,7 @@ class Block:
         width: drafts. blocks: the request's KV blocks, which cover the positions before.
         params: how the target draws.
         mark: where its anchor is told on the device; anchor and position are then 0. -1: nowhere.
+        request_id: whose, for drafters that know requests.
     """
 
     anchor: int
@@ -34,6 +35,7 @@ class Block:
     blocks: Sequence[int]
     params: SamplingParams = GREEDY
     mark: int = -1
+    request_id: int = -1
 
 
 @dataclass(frozen=True, slots=True, eq=False)

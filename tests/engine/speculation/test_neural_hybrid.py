@@ -1,0 +1,97 @@
+"""A drafter that copies where the text repeats itself and asks a network elsewhere, on the device and on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from power_lab.engine.request import SamplingParams
+from power_lab.engine.speculation.drafters import Draft, DraftAsk
+from power_lab.engine.speculation.drafters.neural.hybrid import FAST, LEAST, NETWORK, HybridDrafter, _Copied
+from power_lab.kernels import reference
+from power_lab.kernels.ops import Ops
+from tests import drafters, tiny
+from tests.lagged import Lagged
+
+LOOP = [5, 6, 7, 8] * 8
+
+
+class Network:
+    """Says 1, 2, 3 ... behind everything."""
+
+    name, most, places = "network", 15, 4
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def begin(self, request_id: int, prompt: Sequence[int], namespace: str) -> None: ...
+
+    def propose(self, asks: Sequence[DraftAsk]) -> list[Draft]:
+        self.asked += [ask.request_id for ask in asks]
+        return [Draft(tuple(range(1, ask.width + 1)), (0.5,) * ask.width) for ask in asks]
+
+    def resume(self, blocks: Any, marks: Any) -> Any: ...
+
+    def commit(self, request_id: int, emitted: Sequence[int]) -> None: ...
+
+    def end(self, request_id: int) -> None: ...
+
+
+def test_copies_where_there_are_some_and_asks_the_network_elsewhere() -> None:
+    network = Network()
+    asks = [DraftAsk(0, LOOP, 10), DraftAsk(1, [9, 8, 7, 6], 10), DraftAsk(2, [4, 1, 2, 4, 1], 3)]
+    first, second, third = HybridDrafter(network, None).propose(asks)
+    assert first.tokens == (5, 6, 7, 8, 5, 6, 7, 8, 5, 6) and not first.confidence
+    assert second.tokens == tuple(range(1, NETWORK + 1)) and len(second.confidence) == NETWORK
+    assert third.tokens == (2, 4, 1) and network.asked == [1]
+
+
+def test_what_copying_brings_is_learnt_from_every_round() -> None:
+    fast, slow = _Copied(LOOP), _Copied(LOOP)
+    for _ in range(4):
+        fast.commit([5, 6, 7, 8] * 2)
+        slow.commit([9])
+    assert fast.mean >= FAST > slow.mean
+    fast.commit([1, 2, 3])
+    assert list(fast.tokens) == LOOP + [5, 6, 7, 8] * 8 + [1, 2, 3]
+    for _ in range(8):
+        fast.commit([3])
+    assert fast.mean < FAST
+
+
+@pytest.mark.parametrize("kind", ["mtp", "dspark"])
+@pytest.mark.parametrize("width", [3, 7, 15, 31])
+def test_drafts_of_the_device_are_what_the_tokens_say(kind: str, width: int, numba_ops: Callable[[int], Ops]) -> None:
+    """Of every round behind one that is known: the copy, wherever there is one, and behind the network's drafts, too."""
+    engine = drafters.engine(drafters.KINDS[kind](tiny.Shape(scale=1.2), Lagged(numba_ops(1))), max_batch=4)
+    options: dict[str, Any] = {"speculate": "hybrid", "controller": "fixed", "width": width, "ignore_eos": True}
+    tickets = [
+        engine.submit([65 + t % (3 + i) for t in range(50)], SamplingParams(max_tokens=150, seed=i, **options))
+        for i in range(3)
+    ]
+    copied = guessed = 0
+    for record in (ticket.result() for ticket in tickets):
+        known = list(record.prompt_tokens)
+        for entry in record.rounds:
+            want, length = reference.recall(known, width) if entry.drafted else ([], 0)
+            skip = 0 if length >= LEAST or not entry.drafted else min(NETWORK, len(entry.drafted))
+            assert list(entry.drafted[skip:]) == want[skip : len(entry.drafted)], (len(known), length)
+            copied, guessed = copied + bool(length >= LEAST), guessed + bool(skip)
+            known += entry.emitted
+    assert copied > 20 and guessed > 5
+
+
+def test_more_requests_than_a_launch_takes_decode_plainly(numba_ops: Callable[[int], Ops]) -> None:
+    engine = drafters.engine(
+        drafters.KINDS["mtp"](tiny.Shape(), Lagged(numba_ops(1))), max_batch=40, kv_tokens=8192, step_tokens=512
+    )
+    options: dict[str, Any] = {"speculate": "hybrid", "controller": "fixed", "width": 3, "ignore_eos": True}
+    prompts = [[65 + (t * (i + 1)) % 7 for t in range(9)] for i in range(40)]
+    tickets = [engine.submit(p, SamplingParams(max_tokens=20, seed=0, **options)) for p in prompts]
+    records = [ticket.result() for ticket in tickets]
+    plain = [engine.submit(p, SamplingParams(max_tokens=20, seed=0, ignore_eos=True)).result() for p in prompts]
+    assert [r.tokens for r in records] == [r.tokens for r in plain]
+    notes = {entry.note for record in records for entry in record.rounds}
+    assert any("in one launch at most" in note for note in notes), notes
