@@ -19,12 +19,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from bench.cpu import about  # noqa: E402
+from tests.browser.held import held  # noqa: E402
 from tests.browser.lab import FLAGS, LabPage, chromium, serve, write_notebook  # noqa: E402
 from tests.homes import own_home  # noqa: E402
 
@@ -132,30 +131,6 @@ def changes(counts: dict[int, Any]) -> dict[str, dict[str, dict[int, int]]]:
         }
         for process in counts[0]
     }
-
-
-def held(page: LabPage) -> dict[str, dict[str, int]]:
-    """Threads and open files of kernel, server and engine host; comms of the kernel, which answers while its cell runs."""
-    comms = page.page.evaluate(
-        "async () => { const kernel = window.jupyterapp.shell.currentWidget.sessionContext.session.kernel;"
-        " return Object.keys((await kernel.requestCommInfo({})).content.comms).length; }"
-    )
-    found: dict[str, dict[str, int]] = {}
-    for process in psutil.process_iter():
-        try:
-            line, around = process.cmdline(), process.environ()
-            if around.get("POWER_LAB_HOME") != str(page.server.home):
-                continue
-            kind = next((kind for kind, word in KINDS.items() if any(word in part for part in line)), "")
-            if kind:
-                found[kind] = {"threads": process.num_threads(), "files": process.num_fds()}
-        except psutil.Error:
-            continue
-    found["kernel"]["comms"] = comms
-    return found
-
-
-KINDS = {"kernel": "power_lab.jupyter", "host": "power_lab.engine.host", "server": "jupyterlab"}
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from power_lab.engine.request import SamplingParams
 from power_lab.engine.trace import RunRecord
 from tests.pairs import all_pairs
 
-WIDTHS = (1, 3, 7, 15, "cost", "adaptive")
+WIDTHS = (1, 3, 7, 15, 31, "cost", "adaptive")
 TEMPERATURES = (0.0, 0.8)
 
 

@@ -39,6 +39,9 @@ THEMES = ("Light", "Dark")
 OUTPUT = ".jp-Notebook-cell.jp-mod-active .jp-Cell-outputArea"
 """The output of the active cell."""
 
+OUTPUTS = ".jp-Cell-outputArea"
+"""All outputs. axe on them at once finds what it finds in each, in a fifth of the time."""
+
 _OPEN_PANEL = re.compile(r'"current":\s*"power-lab-panel"')
 
 # The page is driven through JupyterLab's own commands and read through its own models: no guessing at markup.

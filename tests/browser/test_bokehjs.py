@@ -19,4 +19,4 @@ def test_a_plot_is_drawn_with_our_copy_of_bokehjs(lab_page, lab_server):
     lab_page.show(CELLS[1][:10])
     lab_page.page.locator(f"{OUTPUT} .bk-Figure").wait_for(timeout=30_000)
     assert any("/power-lab/bokeh/js/bokeh.min.js?v=" in url for url in asked)
-    lab_page.picture("bokeh-from-our-server")
+    lab_page.snap("bokeh-from-our-server")

@@ -9,6 +9,8 @@ from contextlib import closing
 
 from power_lab.engine.config import HostSettings, Paths
 from power_lab.engine.host.client import HostClient
+from power_lab.jupyter._routing import SUBSHELL_CAP
+from tests.browser.held import held
 from tests.browser.lab import OUTPUT, THEMES, write_notebook
 from tests.hosting import eventually
 
@@ -16,6 +18,7 @@ PANEL = "#power-lab-panel"
 STATUS = ".jp-PowerLab-statusButton"
 STATE = f"{PANEL} .jp-PowerLab-state"
 SPEED = f"{PANEL} .jp-PowerLab-big"
+RELOADS = 5
 STORY = 'lab.generate("Tell me a very long story.", max_tokens=6000, ignore_eos=True, stream=False)'
 
 
@@ -78,12 +81,10 @@ def test_a_first_session_from_the_launcher(no_engine, lab_page):
 
 
 def act(lab_page, verb):
-    """One of an engine's buttons and its confirmation, which axe finds nothing in."""
+    """One of an engine's buttons and its confirmation."""
     lab_page.page.get_by_role("button", name=f"{verb} smollm2").click()
     dialog = lab_page.page.locator(".jp-Dialog")
     dialog.get_by_text(f"{verb} smollm2?").wait_for()
-    assert lab_page.accessibility(".jp-Dialog-content") == []
-    lab_page.snap(f"dialog-{verb.lower()}")
     dialog.get_by_role("button", name=verb).click()
     dialog.wait_for(state="detached")
 
@@ -122,7 +123,8 @@ def test_two_notebooks_share_one_engine_and_a_killed_host_is_told_at_once_and_co
     page.wait_for_function(
         "where => document.querySelectorAll(where).length === 2", arg=f"{PANEL} .jp-PowerLab-runs > li"
     )
-    assert sorted(runs.locator(".jp-PowerLab-runName").all_inner_texts()) == ["first.ipynb", "second.ipynb"]
+    for name in ("first.ipynb", "second.ipynb"):  # in the sample of its first moment a run may have a number alone
+        runs.locator(".jp-PowerLab-runName", has_text=name).wait_for()
     page.get_by_role("button", name="Unload smollm2").click()
     dialog = page.locator(".jp-Dialog")
     dialog.get_by_text("In use by first.ipynb, second.ipynb.").wait_for()
@@ -153,10 +155,10 @@ def test_two_notebooks_share_one_engine_and_a_killed_host_is_told_at_once_and_co
 
 
 def test_a_page_is_live_again_while_a_cell_runs_on(lab_page):
-    """Reloaded in the middle of a long cell; bench/reloads.py says how long it takes."""
+    """Reloaded in the middle of a long cell, which leaves nothing behind; bench/reloads.py says how long it takes."""
     page, root = lab_page.page, lab_page.server.root
     shown = ['lab.load("smollm2")', "lab.watch()", "lab.inspect.blocks()"]
-    long = "import pathlib, time\npathlib.Path('begun').touch()\ntime.sleep(60)\npathlib.Path('ended').touch()"
+    long = "import pathlib, time\npathlib.Path('begun').touch()\ntime.sleep(300)\npathlib.Path('ended').touch()"
     write_notebook(root / "reloaded.ipynb", [*shown, long])
     lab_page.open("reloaded.ipynb")
     lab_page.keep_panel_open()
@@ -176,4 +178,24 @@ def test_a_page_is_live_again_while_a_cell_runs_on(lab_page):
     page.locator(OUTPUT).get_by_role("button", name="Refresh").click()
     page.locator(f"{OUTPUT} .pl-status", has_text=re.compile(r"Snapshot from \d")).wait_for()
     assert not (root / "ended").exists(), "the cell had to end first"
+
+    # Each page asks for a subshell that it never gives back. Here they are as many as there may be from the start.
+    page.evaluate(
+        "async most => { const kernel = window.jupyterapp.shell.currentWidget.sessionContext.session.kernel;"
+        " for (let at = 0; at < most; at++) await kernel.requestCreateSubshell({}); }",
+        SUBSHELL_CAP,
+    )
+    before = held(lab_page)
+    for _ in range(RELOADS):
+        page.reload()
+        lab_page.show("lab.watch")
+        page.locator(f"{OUTPUT} .pl-status", has_text="Live").wait_for()
+
+    def nothing_left():
+        """No process has one thing more for each reload."""
+        after = held(lab_page)
+        return all(after[one][what] < before[one][what] + RELOADS for one in before for what in before[one])
+
+    eventually(nothing_left)  # a page that has gone is noticed after a moment
+    assert not (root / "ended").exists()
     lab_page.command("notebook:interrupt-kernel")

@@ -10,7 +10,7 @@ import pytest
 from nbformat.sign import NotebookNotary
 
 from tests.browser.conftest import PICTURES
-from tests.browser.lab import OUTPUT, THEMES, visit, write_notebook
+from tests.browser.lab import OUTPUT, OUTPUTS, THEMES, visit, write_notebook
 
 TEXT = "The fox runs into the forest. The forest is quiet. The dog walks along the river, past the old mill. " * 4
 RUN = (
@@ -58,14 +58,12 @@ def alive(explored, source):
 
 @pytest.mark.timeout(300)
 def test_all_are_drawn_with_data_in_both_themes_and_axe_finds_nothing(explored):
+    for source, words in SHOWN.items():
+        alive(explored, source).filter(has_text=words).wait_for()
     for theme in THEMES:
         explored.theme(theme)
-        for source, words in SHOWN.items():
-            output = alive(explored, source)
-            output.filter(has_text=words).wait_for()
-            assert explored.accessibility(OUTPUT) == [], f"{source} in the {theme.lower()} theme"
-            name = re.sub(r"\W+", "-", source.partition("(")[0].removeprefix("lab."))
-            explored.snap(f"{name}-{theme.lower()}")
+        assert explored.accessibility(OUTPUTS) == [], f"{theme.lower()} theme"
+        explored.snap(f"explored-{theme.lower()}")
 
 
 def test_sliders_of_the_acceptance_trace_ask_the_kernel_for_the_rounds_of_another_setting(explored):
@@ -187,17 +185,15 @@ def test_a_saved_notebook_shows_every_static_view_without_a_kernel(explored, bro
             "() => [...window.jupyterapp.shell.currentWidget.content.model.cells].map(cell => cell.trusted)"
         )
         assert set(known[1:]) == {trusted}
+        for source, words in SHOWN.items():
+            reader.show(source).filter(has_text=words).wait_for()
+        reader.show("text =").locator(".jp-PowerLab-receipt, pre").first.wait_for()
+        scripted = ".pl-detail, .pl-live, .pl-watching, canvas, script"
+        assert page.locator(OUTPUTS).locator(scripted).count() == 0
         for theme in THEMES:
             reader.theme(theme)
-            for source, words in SHOWN.items():
-                output = reader.show(source)
-                output.filter(has_text=words).wait_for()
-                assert output.locator(".pl-detail, .pl-live, .pl-watching, canvas, script").count() == 0
-                found = reader.accessibility(OUTPUT)
-                # The cleaner takes `tabindex` out; a box that scrolls takes Chromium's focus without it.
-                found = [one for one in found if trusted or not one.startswith("scrollable-region-focusable")]
-                assert found == [], f"{source} in the {theme.lower()} theme"
-                shot = re.sub(r"\W+", "-", source.partition("(")[0].removeprefix("lab."))
-                reader.snap(f"saved-{shot}-{'trusted' if trusted else 'untrusted'}-{theme.lower()}")
-        output = reader.show("text =")
-        output.locator(".jp-PowerLab-receipt, pre").first.wait_for()
+            found = reader.accessibility(OUTPUTS)
+            # The cleaner takes `tabindex` out; a box that scrolls takes Chromium's focus without it.
+            found = [one for one in found if trusted or not one.startswith("scrollable-region-focusable")]
+            assert found == [], f"{theme.lower()} theme"
+            reader.snap(f"saved-{'trusted' if trusted else 'untrusted'}-{theme.lower()}")

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from power_lab.widgets.palette import BLOCKS, TOKENS
-from tests.browser.lab import THEMES
+from tests.browser.conftest import PICTURES
+from tests.browser.lab import THEMES, visit
+from tests.hosting import eventually
 
 ROOT = Path(__file__).parents[2]
 PANEL = "#power-lab-panel"
@@ -109,27 +111,56 @@ class Played:
 
     def __init__(self, page):
         self.heard = []
-        self.sockets = []
+        self.socket = None
         page.route_web_socket(LIVE, self._open)
 
     def _open(self, socket):
-        self.sockets.append(socket)
+        self.socket = socket
         socket.on_message(lambda text: self.heard.append(json.loads(text)))
+        socket.on_close(lambda code, reason: self._close(socket))
+
+    def _close(self, socket):
+        if self.socket is socket:
+            self.socket = None
 
     def say(self, kind="vitals", **message):
-        self.sockets[-1].send(json.dumps({"kind": kind, **message}))
+        if self.socket is not None:
+            self.socket.send(json.dumps({"kind": kind, **message}))
 
-    def vitals(self, *engines, at=1000.0, device=CPU):
+    def vitals(self, *engines, at=1000.0, device=CPU, ends_in_s=None):
         facts = {"seq": 1, "pid": 4711, "package": "0.1.0", "revision": "abcd", "uptime_s": 700.0, "resident": 1}
-        self.say(at=at, clients=[], ends_in_s=None, engines=engines, device=device, **facts)
+        self.say(at=at, clients=[], ends_in_s=ends_in_s, engines=engines, device=device, **facts)
+
+
+@pytest.fixture(scope="module")
+def stage(lab_server, browser):
+    """One page for all tests, and what is played to it."""
+    with visit(browser, lab_server, PICTURES) as page:
+        played = Played(page.page)
+        page.start_lab()
+        yield page, played
 
 
 @pytest.fixture
-def played(lab_page):
-    played = Played(lab_page.page)
-    lab_page.start_lab()
+def lab_page(stage):
+    yield stage[0]
+    assert stage[0].errors == []
+
+
+@pytest.fixture
+def played(stage, lab_page):
+    """Connected, the panel open, no engine; nothing heard yet."""
+    played, panel = stage[1], lab_page.page.locator(PANEL)
     lab_page.command("power-lab:open-panel")
-    lab_page.page.locator(PANEL).wait_for()
+    lab_page.page.evaluate("() => window.dispatchEvent(new Event('online'))")  # a lost connection is made again at once
+
+    def empty():
+        played.vitals(ends_in_s=1.0)  # a host that says so goes without being missed
+        played.say("nohost", at=1.0)
+        return panel.get_by_text("No engine is running").is_visible()
+
+    eventually(empty)
+    played.heard.clear()
     return played
 
 
@@ -141,7 +172,6 @@ def test_every_state_is_drawn_and_accessible(lab_page, played):
         assert lab_page.accessibility(PANEL) == []
         panel.screenshot(path=str(lab_page.pictures / f"panel-{name}.png"))
 
-    played.say("nohost", at=1.0)
     seen("empty", "No engine is running")
     assert status.inner_text() == "no engine"
     played.vitals(engine(state="loading", stage="compiling kernels, 4 of 9"))
@@ -194,28 +224,53 @@ def test_an_engine_is_stopped_after_one_confirmation_that_says_whom_it_hits(lab_
     page.get_by_role("button", name="Unload smollm2").click()
     played.vitals(busy(7), at=1002.0)
     dialog.get_by_role("button", name="Unload").click()
-    page.wait_for_timeout(200)
+    dialog.wait_for(state="detached")
     asked = [message for message in played.heard if message["kind"] != "rate"]
     assert [(message["kind"], message["engine"]) for message in asked] == [("unload", "key-1")]
     played.say("failed", id=asked[0]["id"], message="It is being loaded.", remedy="Wait for it.")
     page.get_by_text("It is being loaded. Wait for it.").first.wait_for(timeout=5000)
 
 
+def test_axe_finds_nothing_in_dialogs(lab_page, played):
+    page, dialog = lab_page.page, lab_page.page.locator(".jp-Dialog")
+    for theme in THEMES:
+        lab_page.theme(theme)
+        for second, verb in enumerate(("Stop", "Restart", "Unload")):
+            played.vitals(busy(5 + second), at=1000.0 + second)
+            page.get_by_role("button", name=f"{verb} smollm2").click()
+            dialog.get_by_text(f"{verb} smollm2?").wait_for()
+            assert lab_page.accessibility(".jp-Dialog-content") == [], f"{verb} in the {theme.lower()} theme"
+            lab_page.snap(f"dialog-{verb.lower()}-{theme.lower()}")
+            dialog.get_by_role("button", name="Cancel").click()
+            dialog.wait_for(state="detached")
+
+
 def test_nothing_is_asked_for_while_nothing_shows(lab_page, played):
-    lab_page.page.wait_for_timeout(100)
+    def asked(hz):
+        lab_page.page.wait_for_function("() => true")
+        return played.heard[-1:] == [{"kind": "rate", "hz": hz}]
+
     lab_page.page.evaluate("() => window.jupyterapp.shell.collapseRight()")
-    lab_page.page.wait_for_timeout(200)
-    assert played.heard[-1] == {"kind": "rate", "hz": 2}, "the status bar is still there"
+    eventually(lambda: asked(2))  # the status bar is still there
     lab_page.command("statusbar:toggle")
-    lab_page.page.wait_for_timeout(200)
-    assert played.heard[-1] == {"kind": "rate", "hz": 0}
+    eventually(lambda: asked(0))
     lab_page.command("statusbar:toggle")
+    eventually(lambda: asked(2))
+    for hidden, hz in ((True, 0), (False, 2)):
+        lab_page.page.evaluate(
+            "hidden => { Object.defineProperty(document, 'visibilityState',"
+            " {configurable: true, value: hidden ? 'hidden' : 'visible'});"
+            " document.dispatchEvent(new Event('visibilitychange')); }",
+            hidden,
+        )
+        eventually(lambda hz=hz: asked(hz))
 
 
 def test_the_launcher_has_a_section_of_ours_and_the_layout_puts_the_notebook_beside_the_panel(lab_page, played):
     page = lab_page.page
     lab_page.command("launcher:create")
     section = page.locator(".jp-Launcher-section", has=page.locator(".jp-Launcher-sectionTitle", has_text="Power Lab"))
+    section = section.locator("visible=true")
     section.wait_for()
     assert section.locator(".jp-LauncherCard").count() == 3
     drawn = section.locator(".jp-LauncherCard-icon").evaluate_all("icons => icons.map(icon => icon.innerHTML)")
@@ -232,6 +287,29 @@ def test_the_launcher_has_a_section_of_ours_and_the_layout_puts_the_notebook_bes
     lab_page.command("power-lab:layout")
     notebook, panel = page.locator(".jp-NotebookPanel:visible").bounding_box(), page.locator(PANEL).bounding_box()
     assert notebook["x"] + notebook["width"] <= panel["x"] + 1
+
+
+def test_a_page_that_nobody_touches_asks_for_nothing_until_somebody_does(lab_server, browser):
+    """A setting, here two hundredths of a minute."""
+    settings = lab_server.private / "settings" / "power-lab" / "client.jupyterlab-settings"
+    settings.parent.mkdir(parents=True, exist_ok=True)
+    settings.write_text('{"pauseAfter": 0.02}')
+    try:
+        with visit(browser, lab_server, PICTURES) as lab_page:
+            played = Played(lab_page.page)
+            lab_page.start_lab()
+
+            def rates():
+                lab_page.page.wait_for_function("() => true")  # lets words of the page arrive
+                return [message["hz"] for message in played.heard if message["kind"] == "rate"]
+
+            eventually(lambda: rates()[-1:] == [0])
+            before = len(rates())
+            lab_page.page.mouse.move(300, 300)
+            eventually(lambda: 2 in rates()[before:])
+            eventually(lambda: rates()[-1] == 0)
+    finally:
+        settings.unlink()
 
 
 def test_colours_are_those_of_the_palette():

@@ -13,4 +13,3 @@ def test_cells_run_and_no_news_pop_up_asks_for_anything(lab_server, lab_page):
     assert cells[0]["outputs"][0]["text"] == "hello\n"
     assert cells[1]["outputs"][0]["data"]["text/plain"] == "42"
     assert lab_page.page.locator(".Toastify__toast").count() == 0
-    lab_page.picture("plain")
