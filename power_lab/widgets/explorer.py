@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 _HEAD = ("width", "rounds", "drafted", "in vain", "tokens a round", "predicted tokens/s")
 _WIDTHS = (1, 2, 3, 4, 6, 8, 12, 15)
-_LONG = 1500  # tokens; of longer runs fewer widths are computed, since each replays the whole of it
-_FEW = (1, 3, 7, 15)
+_LONG, _VERY_LONG = 1500, 6000  # tokens; of longer runs fewer choices are computed, since each replays the whole of it
+_FEW, _FEWEST = (1, 3, 7, 15), (1, 7)
 
 
 def explore(results: Mapping[int, WhatIf], chosen: int = 0) -> Figure:
@@ -62,8 +62,11 @@ class Choices:
         params = run.record.params
         given = params.get("width")
         own = str(params.get("speculate", "off")), given if isinstance(given, int) else 0
-        widths: list[int] = sorted({*(_WIDTHS if len(run.tokens) <= _LONG else _FEW), *([own[1]] if own[1] else [])})
-        names = dict.fromkeys((own[0], *run.record.drafts, *drafters))
+        tokens = len(run.tokens)
+        usual = _WIDTHS if tokens <= _LONG else _FEW if tokens <= _VERY_LONG else _FEWEST
+        widths: list[int] = sorted({*usual, *([own[1]] if own[1] else [])})
+        others = drafters if tokens <= _VERY_LONG or own[0] == "off" else ()
+        names = dict.fromkeys((own[0], *run.record.drafts, *others))
         found: dict[str, dict[int, WhatIf]] = {}
         why = ""
         for name in names:
