@@ -188,8 +188,8 @@ def test_a_page_is_live_again_while_a_cell_runs_on(lab_page):
     before = held(lab_page)
     for _ in range(RELOADS):
         page.reload()
-        lab_page.show("lab.watch")
-        page.locator(f"{OUTPUT} .pl-status", has_text="Live").wait_for()
+        page.locator(STATE, has_text="idle").wait_for()
+        page.locator(".pl-watching .pl-status", has_text="Live").wait_for()
 
     def nothing_left():
         """No process has one thing more for each reload."""

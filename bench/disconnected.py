@@ -1,0 +1,108 @@
+"""How long after the death of an engine host a page says so: side panel, status bar and `lab.watch()`.
+
+    python bench/disconnected.py [--kills 10] [--output FILE]
+
+JupyterLab with the panel open and a notebook that shows `lab.watch()`. The host gets SIGKILL, at rest and while it generates in turn;
+the page looks at each of its frames. Seconds by the clock of the machine, which both sides read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from bench.cpu import about  # noqa: E402
+from tests.browser.lab import FLAGS, LabPage, chromium, serve, write_notebook  # noqa: E402
+from tests.browser.test_engines import PANEL, STATE, STATUS, STORY, host_of  # noqa: E402
+from tests.homes import own_home  # noqa: E402
+
+NOTEBOOK = "killed.ipynb"
+PARTS = ("panel", "status", "dashboard")
+CLOCK = f"""() => {{
+  window.said = {{}};
+  const where = {{panel: '{PANEL}', status: '{STATUS}', dashboard: '.pl-watching .pl-status'}};
+  const look = () => {{
+    for (const name in where)
+      if (/disconnected/i.test(document.querySelector(where[name]).textContent)) window.said[name] ??= Date.now() / 1000;
+    if (Object.keys(window.said).length < 3) requestAnimationFrame(look);
+  }};
+  look();
+}}"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--output", type=Path, help="also write the result with machine and commit to this file")
+    args = parser.parse_args()
+    from playwright.sync_api import sync_playwright
+
+    with tempfile.TemporaryDirectory() as folder, own_home(Path(folder)) as home, sync_playwright() as driver:
+        (home / "notebooks").mkdir()
+        (home / "jupyter").mkdir()
+        write_notebook(home / "notebooks" / NOTEBOOK, ['lab.load("smollm2")', "lab.watch()", STORY])
+        browser: Any = driver.chromium.launch(executable_path=chromium(), args=FLAGS)
+        with serve(home / "notebooks", home / "jupyter", home) as server:
+            context = browser.new_context(viewport={"width": 1400, "height": 1000})
+            result = measure(LabPage(context.new_page(), server, home), args.kills)
+            context.close()
+        browser.close()
+    print(json.dumps(result, indent=1))
+    if args.output:
+        args.output.write_text(json.dumps({"run": about(args), **result}, indent=1) + "\n")
+
+
+def measure(page: LabPage, kills: int) -> dict[str, Any]:
+    """Seconds from the kill to the word, by part of the page; of an idle host and of one at work."""
+    page.open(NOTEBOOK)
+    page.command("power-lab:open-panel")
+    found: dict[str, dict[str, list[float]]] = {state: {part: [] for part in PARTS} for state in ("idle", "running")}
+    for number in range(kills):
+        state = ("idle", "running")[number % 2]
+        page.show("lab.load")
+        page.command("notebook:run-cell")
+        page.wait_idle()
+        if number == 0:
+            page.show("lab.watch")
+            page.command("notebook:run-cell")
+            page.wait_idle()
+        if state == "running":
+            page.show(STORY)
+            page.page.evaluate("() => void window.jupyterapp.commands.execute('notebook:run-cell')")
+        page.show("lab.watch")
+        page.page.locator(STATE, has_text=state).wait_for(timeout=60_000)
+        page.page.locator(".pl-watching .pl-status", has_text="Live").wait_for(timeout=60_000)
+        host = host_of(page.server)
+        page.page.evaluate(CLOCK)
+        began = time.time()
+        os.kill(host, signal.SIGKILL)
+        page.page.wait_for_function("() => Object.keys(window.said).length === 3")
+        said = page.page.evaluate("() => window.said")
+        for part in PARTS:
+            found[state][part].append(said[part] - began)
+        page.wait_idle()
+    return {
+        "kills": kills,
+        **{
+            f"s_{part}_{state}": {"median": round(statistics.median(times), 3), "longest": round(max(times), 3)}
+            for state, parts in found.items()
+            for part, times in parts.items()
+        },
+        "console_errors": list(page.errors),
+    }
+
+
+if __name__ == "__main__":
+    main()
