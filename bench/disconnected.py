@@ -1,9 +1,10 @@
 """How long after the death of an engine host a page says so: side panel, status bar and `lab.watch()`.
 
-    python bench/disconnected.py [--kills 10] [--output FILE]
+    python bench/disconnected.py [--kills 15] [--output FILE]
 
-JupyterLab with the panel open and a notebook that shows `lab.watch()`. The host gets SIGKILL, at rest and while it generates in turn;
-the page looks at each of its frames. Seconds by the clock of the machine, which both sides read.
+JupyterLab with the panel open and a notebook that shows `lab.watch()`. The host is killed at rest, killed while it generates, and
+halted at rest (SIGSTOP: its connections stay open, only nothing comes), in turn; the page looks at each of its frames. Seconds by the
+clock of the machine, which both sides read.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from tests.browser.test_engines import PANEL, STATE, STATUS, STORY, host_of  # n
 from tests.homes import own_home  # noqa: E402
 
 NOTEBOOK = "killed.ipynb"
+STATES = ("idle", "running", "halted")
 PARTS = ("panel", "status", "dashboard")
 CLOCK = f"""() => {{
   window.said = {{}};
@@ -43,7 +45,7 @@ CLOCK = f"""() => {{
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--kills", type=int, default=15)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--output", type=Path, help="also write the result with machine and commit to this file")
     args = parser.parse_args()
@@ -65,12 +67,12 @@ def main() -> None:
 
 
 def measure(page: LabPage, kills: int) -> dict[str, Any]:
-    """Seconds from the kill to the word, by part of the page; of an idle host and of one at work."""
+    """Seconds from the kill to the word, by part of the page and by what the host was at."""
     page.open(NOTEBOOK)
     page.command("power-lab:open-panel")
-    found: dict[str, dict[str, list[float]]] = {state: {part: [] for part in PARTS} for state in ("idle", "running")}
+    found: dict[str, dict[str, list[float]]] = {state: {part: [] for part in PARTS} for state in STATES}
     for number in range(kills):
-        state = ("idle", "running")[number % 2]
+        state = STATES[number % len(STATES)]
         page.show("lab.load")
         page.command("notebook:run-cell")
         page.wait_idle()
@@ -82,16 +84,18 @@ def measure(page: LabPage, kills: int) -> dict[str, Any]:
             page.show(STORY)
             page.page.evaluate("() => void window.jupyterapp.commands.execute('notebook:run-cell')")
         page.show("lab.watch")
-        page.page.locator(STATE, has_text=state).wait_for(timeout=60_000)
+        page.page.locator(STATE, has_text="running" if state == "running" else "idle").wait_for(timeout=60_000)
         page.page.locator(".pl-watching .pl-status", has_text="Live").wait_for(timeout=60_000)
         host = host_of(page.server)
         page.page.evaluate(CLOCK)
         began = time.time()
-        os.kill(host, signal.SIGKILL)
+        os.kill(host, signal.SIGSTOP if state == "halted" else signal.SIGKILL)
         page.page.wait_for_function("() => Object.keys(window.said).length === 3")
         said = page.page.evaluate("() => window.said")
         for part in PARTS:
             found[state][part].append(said[part] - began)
+        if state == "halted":
+            os.kill(host, signal.SIGKILL)
         page.wait_idle()
     return {
         "kills": kills,

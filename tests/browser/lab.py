@@ -201,12 +201,15 @@ class LabPage:
 
     def show(self, source: str) -> Any:
         """Scroll to the code cell whose source begins with `source`; returns the place of its output on the page."""
-        cells = self.state()["cells"]
-        index = next(i for i, cell in enumerate(cells) if "".join(cell["source"]).startswith(source))
+        found = self.page.wait_for_function(  # a page that has just been loaded has its cells a little later
+            f"source => {{ const s = ({_STATE})(), starts = cell => [cell.source].flat().join('').startsWith(source);"
+            " const at = s ? s.cells.findIndex(starts) : -1; return at >= 0 ? {at} : null; }",
+            arg=source,
+        )
         self.page.evaluate(
             "async i => { const n = window.jupyterapp.shell.currentWidget.content;"
             " n.activeCellIndex = i; await n.scrollToItem(i, 'start'); }",
-            index,
+            found.json_value()["at"],
         )
         return self.page.locator(OUTPUT)
 

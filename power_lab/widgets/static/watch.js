@@ -1,6 +1,6 @@
 // The live dashboard. The saved HTML is complete; this writes numbers into it and draws lines in place of its pictures.
 
-const SILENCE = 2000; // ms without a sample until the view says so
+const SILENCE = 1700; // ms without a sample until the view says so: with a tick of the clock and a frame less than two seconds
 const BEAT = 2000; // ms between words to the kernel: "this page is looking", which also asks it to try again
 const NUMBERS = 250; // ms between new numbers: faster ones cannot be read
 
