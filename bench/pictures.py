@@ -166,15 +166,17 @@ def panel(page: LabPage, album: Album) -> None:
         "disconnected": (lambda: played.vitals(busy(90), at=1090.0), "Disconnected"),
     }
 
-    def take(theme: str) -> None:
-        parts = []
-        for bring, words in brought.values():
-            bring()
-            place.get_by_text(words).first.wait_for()
-            parts.append(place.screenshot())
-        album.keep(f"panel-{theme}", *parts, columns=len(parts))
+    def shot(state: str) -> bytes:
+        bring, words = brought[state]
+        bring()
+        place.get_by_text(words).first.wait_for()
+        return place.screenshot()
 
-    both(page, take)
+    parts: dict[str, list[bytes]] = {}
+    both(page, lambda theme: parts.update({theme: [shot("empty")]}))  # once there was an engine, its absence is told otherwise
+    both(page, lambda theme: parts[theme].extend(shot(state) for state in brought if state != "empty"))
+    for theme, shots in parts.items():
+        album.keep(f"panel-{theme}", *shots, columns=len(shots))
     page.page.evaluate("() => void window.jupyterapp.commands.execute('launcher:create')")
     launcher = page.page.locator(".jp-Launcher:visible")
     both(page, lambda theme: album.keep(f"launcher-{theme}", launcher.screenshot()))

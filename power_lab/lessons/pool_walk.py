@@ -11,7 +11,7 @@ import numpy as np
 from power_lab.kernels.ops import BLOCK
 from power_lab.lessons.stepwise import Frame
 from power_lab.lessons.walk import Walk, drawing
-from power_lab.widgets.figure import table
+from power_lab.widgets.figure import sideways, table
 from power_lab.widgets.palette import BLOCKS, STEPS, legend
 from power_lab.widgets.picture import FAINT, INK, bars, line, path, svg, text
 from power_lab.widgets.text import count
@@ -167,7 +167,7 @@ class PoolWalk(Walk):
             rows.append((escape(part.name), does, str(part.rows), reach if part.rows else "–", _listed(part.table)))
         idle = [name for name in frame.waiting if frame.part(name) is None]
         rows += [(escape(name), f"{STEPS['waiting'].glyph} waiting", "0", "–", "none") for name in idle]
-        return table(head, rows, left=(0, 1, 3, 4))
+        return sideways(table(head, rows, left=(0, 1, 3, 4)), "Requests")
 
     def _grid(self, frame: Frame) -> str:
         cells = []

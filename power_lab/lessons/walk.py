@@ -58,6 +58,7 @@ class Walk(View):
 
 
 def drawing(picture: str, alt: str) -> str:
-    """A wide SVG for a page: it shrinks to what can still be read, and scrolls below that."""
-    style = "width:100%;min-width:600px;max-width:920px;height:auto"
+    """A wide SVG for a page: it shrinks to what can still be read, and scrolls below that. A small one stays small."""
+    own = float(picture.partition(" width='")[2].partition("'")[0])
+    style = f"width:100%;min-width:{min(600, own):g}px;max-width:{min(920, 1.15 * own):g}px;height:auto"
     return f'<div class="pl-lanes" tabindex="0" role="group" aria-label="Picture">{image(picture, alt, style=style)}</div>'

@@ -94,7 +94,7 @@ class Choices:
             )
             own_width = name == self.own[0] and self.own[1] in results  # a run may have been given none
             first = list(results).index(self.own[1] if own_width else _best(results))
-            parts.append(f'<div class="pl-choice" data-first="{first}">{grid}</div>')
+            parts.append(f'<div class="pl-choice" tabindex="0" role="group" aria-label="{escape(name)}" data-first="{first}">{grid}</div>')
         title = "What other settings would have done: the same tokens, other rounds"
         return f'<div class="pl-choices"><details><summary>{title}</summary>{"".join(parts)}{self._caveats()}</details></div>'
 

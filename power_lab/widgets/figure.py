@@ -31,6 +31,11 @@ def scrolling(title: str, html: str, shown: bool, group: str = "") -> str:
     return f'<div class="pl-scroll" style="overflow-x:auto" tabindex="0">{inner}</div>'
 
 
+def sideways(html: str, name: str) -> str:
+    """Something that narrow places cannot show whole, in a box that scrolls to the side, by keys too; `name` is read out for it."""
+    return f'<div class="pl-sideways" tabindex="0" role="group" aria-label="{name}">{html}</div>'
+
+
 def marked(text: str, kind: str) -> str:
     """A token as its kind looks everywhere."""
     mark = TOKENS[kind]

@@ -207,7 +207,7 @@ def _between(knots: Sequence[tuple[float, float]], value: float) -> float:
         return knots[0][1]
     for (low, left), (high, right) in pairwise(knots):
         if value <= high:
-            return left + (right - left) * (value - low) / ((high - low) or 1.0)
+            return min(right, left + (right - left) * (value - low) / ((high - low) or 1.0))  # rounding must not lead beyond
     return knots[-1][1]
 
 

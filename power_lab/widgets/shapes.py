@@ -12,7 +12,7 @@ import numpy as np
 from power_lab.engine.planner import plan_buckets
 from power_lab.engine.shapes import Coverage
 from power_lab.engine.vitals import ShapeRow, ShapesReport
-from power_lab.widgets.figure import LEFT, meter
+from power_lab.widgets.figure import LEFT, meter, sideways
 from power_lab.widgets.palette import GRAPHS, legend
 from power_lab.widgets.picture import FAINT, bars, image, line, path, svg, text
 from power_lab.widgets.text import count, nbytes, percent, seconds, stat
@@ -348,11 +348,10 @@ def _choices(report: ShapesReport) -> str:
             f"<tr><td>{before}</td><td>{bar}{percent(padding, real + padding)}</td>"
             f'<td>{padding:,}</td><td class="pl-left pl-wrap">{_listed(plan.buckets)}</td></tr>'
         )
-    return (
-        '<table class="pl-lesson pl-options"><thead><tr><th scope="col">Buckets</th><th scope="col">Padding</th>'
-        '<th scope="col">Rows padded</th>'
-        f'<th scope="col" class="pl-left">Best placed at</th></tr></thead><tbody>{"".join(lines)}</tbody></table>'
-    )
+    head = '<th scope="col">Buckets</th><th scope="col">Padding</th><th scope="col">Rows padded</th>'
+    head = f'<thead><tr>{head}<th scope="col" class="pl-left">Best placed at</th></tr></thead>'
+    table = f'<table class="pl-lesson pl-options">{head}<tbody>{"".join(lines)}</tbody></table>'
+    return sideways(table, "Sets of buckets")
 
 
 def _demand(report: ShapesReport) -> str:

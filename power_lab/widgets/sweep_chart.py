@@ -12,6 +12,7 @@ import traitlets
 from power_lab.errors import ConfigError, PowerLabError
 from power_lab.tuning.point import FIGURES, Point
 from power_lab.widgets.export import to_csv
+from power_lab.widgets.figure import sideways
 from power_lab.widgets.picture import image
 from power_lab.widgets.text import count, nbytes, seconds
 from power_lab.widgets.view import View, script
@@ -73,7 +74,7 @@ class SweepChart(View):
     def plot(self, words: str) -> str:
         """The picture as an image that points can be laid on."""
         drawing = self.picture()
-        return f'<div class="pl-plot">{image(drawing, words)}</div>' if drawing else ""
+        return sideways(f'<div class="pl-plot">{image(drawing, words)}</div>', "Picture") if drawing else ""
 
     def _file(self, kind: str) -> bytes:
         return to_csv(self.sweep.table, "point") if kind == "csv" else super()._file(kind)

@@ -11,7 +11,7 @@ import numpy as np
 from power_lab.engine.inspection import StepRecord
 from power_lab.run import Run
 from power_lab.widgets.chrome_trace import chrome_trace
-from power_lab.widgets.figure import table
+from power_lab.widgets.figure import sideways, table
 from power_lab.widgets.lanes import MOST, lanes, lanes_html, lanes_svg
 from power_lab.widgets.moments import Axis, Moment, gaps, of_engine, of_run, typical
 from power_lab.widgets.palette import GRAPHS, PARTS, STEPS, legend
@@ -253,4 +253,4 @@ def _longest(moments: Sequence[Moment]) -> str:
         )
         for one in found
     ]
-    return f"<details><summary>The longest steps</summary>{table(head, cells, left=(9,))}</details>"
+    return f"<details><summary>The longest steps</summary>{sideways(table(head, cells, left=(9,)), 'The longest steps')}</details>"

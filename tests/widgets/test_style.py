@@ -128,3 +128,21 @@ def test_one_style_for_equal_needs_and_no_colours_without_use():
     assert "--pl-accepted" not in one
     assert "--pl-accepted:" in framed('<p class="pl-accepted">a</p>')
     assert "--pl-next:" in framed('<p style="color:var(--pl-next)">a</p>')
+
+
+def test_it_fits_a_narrow_place_as_saved_and_alive(view, page):
+    """Nothing makes the page scroll to the side at 240 pixels; what is wider scrolls in a box of its own, which keys reach."""
+    try:
+        page.set_viewport_size({"width": 240, "height": 800})
+        html = view.to_html()
+        alive = f"<style>{live_style()}</style>" + html.replace('class="power-lab', 'class="power-lab pl-on', 1)
+        for shown in (html, alive):
+            page.set_content(f'<body data-jp-theme-light="true" style="margin:0">{shown}</body>')
+            assert page.evaluate("document.documentElement.scrollWidth") <= 240
+            boxes = page.evaluate(
+                """() => [...document.querySelectorAll(".power-lab *")].filter(node => node.scrollWidth > node.clientWidth + 1
+                  && ["auto", "scroll"].includes(getComputedStyle(node).overflowX) && node.tabIndex < 0).map(node => node.className)"""
+            )
+            assert boxes == [], "boxes that scroll and that no key reaches"
+    finally:
+        page.set_viewport_size({"width": 1280, "height": 720})
