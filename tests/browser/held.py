@@ -6,15 +6,15 @@ import psutil
 
 from tests.browser.lab import LabPage
 
-KINDS = {"kernel": "power_lab.jupyter", "host": "power_lab.engine.host", "server": "jupyterlab"}
-"""Process -> what its command line has."""
+KINDS = {"host": "power_lab.engine.host", "server": "jupyterlab"}
+"""Process -> what its command line has; a kernel's has its id."""
 
 
 def held(page: LabPage) -> dict[str, dict[str, int]]:
-    """Threads and open files of kernel, server and engine host; comms of the kernel, which answers while its cell runs."""
-    comms = page.page.evaluate(
+    """Threads and open files of server, engine host and the notebook's kernel; comms of the kernel, which answers while its cell runs."""
+    kernel, comms = page.page.evaluate(
         "async () => { const kernel = window.jupyterapp.shell.currentWidget.sessionContext.session.kernel;"
-        " return Object.keys((await kernel.requestCommInfo({})).content.comms).length; }"
+        " return [kernel.id, Object.keys((await kernel.requestCommInfo({})).content.comms).length]; }"
     )
     found: dict[str, dict[str, int]] = {}
     for process in psutil.process_iter():
@@ -22,7 +22,7 @@ def held(page: LabPage) -> dict[str, dict[str, int]]:
             line, around = process.cmdline(), process.environ()
             if around.get("POWER_LAB_HOME") != str(page.server.home):
                 continue
-            kind = next((kind for kind, word in KINDS.items() if any(word in part for part in line)), "")
+            kind = next((kind for kind, word in {**KINDS, "kernel": kernel}.items() if any(word in part for part in line)), "")
             if kind:
                 found[kind] = {"threads": process.num_threads(), "files": process.num_fds()}
         except psutil.Error:
