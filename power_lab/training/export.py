@@ -33,9 +33,7 @@ def stored(drafter: Drafter, matrices: QuantType = QuantType.Q8_0, tables: Quant
     for name, tensor in drafter.state_dict().items():
         values = tensor.detach().float().cpu().numpy()
         kind = tables if name in TABLES else matrices
-        if name.endswith(".base"):  # [2, taps, D]: one row for each side and tap
-            result[name] = "F32", values.reshape(-1, values.shape[-1])
-        elif values.ndim == 2 and values.shape[1] % GEOMETRY[kind][0] == 0:
+        if values.ndim == 2 and values.shape[1] % GEOMETRY[kind][0] == 0:
             result[name] = kind.name, quantise(values, kind)
         else:
             result[name] = "F32", values
@@ -99,10 +97,12 @@ def read(path: Path, target: Shared) -> tuple[Kind, Drafter, np.ndarray]:
         drafter = CLASSES[kind](config, target.width, target.eps, target.vocab, len(ids))
         state = {}
         for name, tensor in drafter.state_dict().items():
-            flat = tensor.reshape(-1, tensor.shape[-1])
-            type, data = artifact.vector(name, len(tensor)) if tensor.ndim == 1 else artifact.matrix(name, *flat.shape)
-            values = dequantise(np.atleast_2d(data), type, tensor.shape[-1])
-            state[name] = torch.from_numpy(values).reshape(tensor.shape)
+            if tensor.ndim > 2:
+                values = artifact.tensor(name, tuple(tensor.shape))
+            else:
+                type, data = artifact.vector(name, len(tensor)) if tensor.ndim == 1 else artifact.matrix(name, *tensor.shape)
+                values = dequantise(np.atleast_2d(data), type, tensor.shape[-1])
+            state[name] = torch.from_numpy(np.array(values, np.float32)).reshape(tensor.shape)
         artifact.refuse_unused()
     drafter.load_state_dict(state)
     return kind, drafter.to(target.embedding.device), ids
