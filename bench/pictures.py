@@ -91,6 +91,8 @@ def output(page: LabPage, source: str) -> bytes:
     place.locator(".pl-detail, .pl-watching, .jp-RenderedHTMLCommon, .jp-PowerLab-receipt").first.wait_for(
         state="attached"
     )
+    if place.locator(".pl-watch .pl-spark").count():
+        place.locator(".pl-spark canvas").first.wait_for(state="attached")  # what moves, not the picture from when the cell ran
     page.page.wait_for_timeout(400)
     return place.screenshot()
 
