@@ -63,7 +63,7 @@ function drawGroup(group: IGroup): HTMLElement {
     }
     list.append(element('dt', '', fact.name), value);
   }
-  section.append(element('h4', '', group.title), list);
+  section.append(element('p', 'jp-PowerLab-receiptTitle', group.title), list); // no heading: the levels are the notebook's
   return section;
 }
 

@@ -19,7 +19,7 @@ def lookup_html(found: LookupReport, block_tokens: int) -> str:
     told = f"{found.served:,} of {count(len(found.tokens), 'token')} would be served ({share}){saved}."
     counts = {"served": found.served, "computed": found.computed}
     return (
-        f'<div class="pl-found" role="group" aria-label="Lookup"><h4 class="pl-title">Lookup <small>· {escape(where)}</small></h4>'
+        f'<div class="pl-found" role="group" aria-label="Lookup"><p class="pl-title">Lookup <small>· {escape(where)}</small></p>'
         f'<p><b>{told}</b> <span class="pl-why">{escape(found.why)}</span></p>{legend(PREFIXES, counts)}'
         f'<div class="pl-scroll pl-strip" tabindex="0" role="region" aria-label="Tokens of the prompt"'
         f' style="max-height:12em;overflow:auto">'

@@ -389,7 +389,7 @@ def _ticks(places: Sequence[float], y: float, colour: str) -> str:
 
 
 def _titled(title: str, html: str) -> str:
-    return f'<h4 class="pl-title">{title}</h4>{html}'
+    return f'<p class="pl-title">{title}</p>{html}'
 
 
 def bucket_report(demand: dict[int, int], declared: Coverage) -> Any:
