@@ -228,6 +228,7 @@ def main() -> None:
         with lab.serve(home / "notebooks", home / "jupyter", home) as server:
             for name in [name for name in SCENES if name in (chosen.scenes or SCENES)]:
                 context = browser.new_context(viewport=WINDOW, reduced_motion="reduce")
+                context.set_default_timeout(120_000)  # a busy machine makes pictures, too
                 SCENES[name](LabPage(context.new_page(), server, album.folder), album)
                 context.close()
         browser.close()
