@@ -137,7 +137,7 @@ def test_a_run_without_drafts_says_what_to_do(inspect, drafter, words):
 
 
 def test_long_runs_are_bounded(inspect):
-    run = Run(run_record(3000))
+    run = Run(run_record(1600))
     html = inspect.acceptance(run, rows=50).to_html()
     assert rounds_of(html).count("<tr>") == 50
     assert "more rounds not drawn" in html
