@@ -66,3 +66,23 @@ def test_it_fits_a_narrow_place(page, width):
     show(page, Watch(Source()))
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "it would have to be scrolled sideways"
     page.evaluate("stop()")
+
+
+def test_no_line_is_drawn_over_a_pause(page):
+    """Samples of two seconds, none for a minute, samples of two seconds: two lines and nothing between them."""
+    view = Watch(Source())
+    show(page, view)
+    drawn = page.evaluate(
+        """async () => {
+          const pen = CanvasRenderingContext2D.prototype, moved = [], move = pen.moveTo, line = pen.lineTo;
+          pen.moveTo = function (x, y) { moved.push("M"); move.call(this, x, y); };
+          pen.lineTo = function (x, y) { moved.push("L"); line.call(this, x, y); };
+          const rows = [0, 1, 2, 62, 63, 64].map((at) => traits.fields.map((_, i) => (i ? 5 : at)));
+          model.answer({ kind: "history" }, [new DataView(Float64Array.from(rows.flat()).buffer)]);
+          await new Promise((done) => setTimeout(done, 300));
+          Object.assign(pen, { moveTo: move, lineTo: line });
+          return moved.join("");
+        }"""
+    )
+    assert drawn.startswith("MLLMLL")
+    page.evaluate("stop()")

@@ -2,6 +2,7 @@
 
 const SILENCE = 1700; // ms without a sample until the view says so: with a tick of the clock and a frame less than two seconds
 const BEAT = 2000; // ms between words to the kernel: "this page is looking", which also asks it to try again
+const GAP = 3; // s between samples over which no line is drawn: nobody asked, or nobody answered
 const NUMBERS = 250; // ms between new numbers: faster ones cannot be read
 
 /** As `told` in watch_page.py. */
@@ -144,8 +145,10 @@ function attach(root, model) {
       pen.strokeStyle = looks.getPropertyValue(`--pl-${tile.dataset.mark}`);
       pen.lineWidth = 1.5;
       pen.beginPath();
-      let down = false;
+      let down = false, before = end;
       for (const row of samples) {
+        if (row[0] - before > GAP) down = false;
+        before = row[0];
         if (Number.isNaN(row[at])) {
           down = false;
           continue;
