@@ -19,5 +19,7 @@ def own_home(folder: Path) -> Iterator[Path]:
     cache = Paths.default().cache
     cache.mkdir(parents=True, exist_ok=True)
     (folder / "cache").symlink_to(cache, target_is_directory=True)
-    yield folder
-    Lab(paths=Paths(folder / "cache", folder / "run", folder / "state")).replace_host()  # of whatever version
+    try:
+        yield folder
+    finally:
+        Lab(paths=Paths(folder / "cache", folder / "run", folder / "state")).replace_host()  # of whatever version
