@@ -25,7 +25,7 @@ TEMPERATURES = (0.0, 0.8)
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batches", type=int, nargs=2, default=[1, 8], help="requests at once")
-    parser.add_argument("--cells", type=int, nargs=2, metavar=("FIRST", "END"), help="only these of the array")
+    parser.add_argument("--cells", type=int, nargs="+", metavar="NUMBER", help="only these of the array")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     array = cases(list(campaign.engines.drafters), args.batches)
     print(f"{len(array)} cells of {args.prompts} prompts and {args.tokens} tokens")
     for number, case in enumerate(array):
-        if args.cells is None or args.cells[0] <= number < args.cells[1]:
+        if args.cells is None or number in args.cells:
             campaign.run(number, case)
     return int(any(cell["identical"] != cell["of"] for cell in campaign.log.cells))
 

@@ -75,6 +75,7 @@ class Inputs:
         self._raw = ops.empty((self._places(rows, sampled)[1],), "uint8")
         self._staging = ops.staging(self._raw)
         self._shown: dict[int, object] = {}  # whose controls lie in a piece of staging memory, and where
+        self._filled: dict[int, object] = {}  # what lies there of steps that go on from marks, and nothing else
         self._ints, self._floats = ops.asarray(np.zeros(1, np.int32)), ops.asarray(np.zeros(1, np.float32))
 
     @property
@@ -105,8 +106,15 @@ class Inputs:
         drafts: of each span, where those that it verifies lie on the device.
         """
         memory = self._staging.open()
+        tables = len(plan.spans) + (plan.rows < len(layout.batch.ids))
+        steady = _steady(layout, plan, drafts)
+        again = steady is not None and self._filled.get(id(memory)) == steady
+        self._filled[id(memory)] = steady
+        if again:  # what is relative to marks is what it was
+            self._send(layout, tables)
+            return
         host = layout.host(memory)
-        tables = _fill_rows(host, plan)
+        _fill_rows(host, plan)
         if self._resumes:
             _fill_onward(host, plan, drafts)
         # A request's controls never change: where they lie as they did, and nothing else was written there since, they are left.
@@ -117,6 +125,10 @@ class Inputs:
         )
         sampler.fill(host, plan, requests, lists, again=self._shown.pop(id(memory), None) == shown)
         self._shown[id(memory)] = shown
+        self._send(layout, tables)
+
+    def _send(self, layout: Layout, tables: int) -> None:
+        """Send everything up to so many rows of tables."""
         first, (_, pages), _ = layout.places["tables"]
         self._staging.send(first + tables * pages * 4)
 
@@ -161,8 +173,8 @@ def slots_of(tables: np.ndarray, owner: np.ndarray, positions: np.ndarray) -> np
     return tables[owner, positions // BLOCK].astype(np.int64) * BLOCK + positions % BLOCK
 
 
-def _fill_rows(host: Mapping[str, np.ndarray], plan: StepPlan) -> int:
-    """Write the index arrays of `Batch`; returns how many table rows are used."""
+def _fill_rows(host: Mapping[str, np.ndarray], plan: StepPlan) -> None:
+    """Write the index arrays of `Batch`."""
     spans, tables = plan.spans, host["tables"]
     counts = np.array([span.rows for span in spans])
     starts = np.array([span.origin for span in spans])
@@ -188,7 +200,14 @@ def _fill_rows(host: Mapping[str, np.ndarray], plan: StepPlan) -> int:
         host["table_of"][total:] = len(spans)
         for name in ("ids", "row_positions", "slots"):
             host[name][total:] = 0
-    return len(spans) + bool(padding)
+
+
+def _steady(layout: Layout, plan: StepPlan, drafts: Sequence[Sequence[int]]) -> object:
+    """What a step's values follow from, where all are relative to marks; else None."""
+    if any(span.resumes < 0 for span in plan.spans):
+        return None
+    spans = tuple((span.request_id, span.rows, span.sampled, span.resumes, span.blocks) for span in plan.spans)
+    return len(layout.batch.ids), len(layout.batch.sampled), spans, tuple(drafts)
 
 
 def _fill_onward(host: Mapping[str, np.ndarray], plan: StepPlan, drafts: Sequence[Sequence[int]]) -> None:

@@ -89,6 +89,7 @@ class _Speculating:
     def __init__(self, request: Request, drafter: Drafter, controller: Controller) -> None:
         self.request = request
         self.drafter = drafter
+        self.resuming = drafter if isinstance(drafter, Resuming) else None  # to ask a protocol takes long
         self.controller = controller
         self.subset: frozenset[int] | None = getattr(drafter, "subset", None)  # most drafters can say any token
         self.broken = ""
@@ -190,7 +191,7 @@ class Proposer:
     def resumable(self, requests: Sequence[Request]) -> bool:
         """Whether the drafts of all of them can be made on the device, behind a step whose outcome the host does not know yet."""
         each = (self._of.get(request.id) for request in requests)
-        return all(one is None or one.broken or isinstance(one.drafter, Resuming) for one in each)
+        return all(one is None or one.broken or one.resuming is not None for one in each)
 
     def resume(self, rooms: Mapping[int, int], requests: Sequence[Request]) -> Resumption | None:
         """For a step behind one in flight: set `drafts` of those that speculate, have room and do not rest to so many `UNKNOWN` tokens.
@@ -210,13 +211,13 @@ class Proposer:
                 continue
             if one.broken:
                 proposals[request.id] = Proposal(one.broken)
-            elif isinstance(one.drafter, Resuming):
-                if drafting == one.drafter.places:
+            elif (drafter := one.resuming) is not None:
+                if drafting == drafter.places:
                     proposals[request.id] = Proposal(f"no room: {drafting} requests draft in one launch at most")
                     continue
                 drafting += 1
-                drafters[id(one.drafter)] = one.drafter
-                most = min(request.params.width, one.drafter.most)
+                drafters[id(drafter)] = drafter
+                most = min(request.params.width, drafter.most)
                 if rooms[request.id] < most:  # near its end
                     most = max(width for width in HOT if width <= rooms[request.id])
                 asks.setdefault(one.controller, []).append((one, WidthAsk(request.id, most)))

@@ -15,13 +15,14 @@ def recalled(tokens: np.ndarray, width: int) -> tuple[np.ndarray, int]:
     """
     last = len(tokens) - 1
     found = np.flatnonzero(tokens[:last] == tokens[last])
-    length = 0
-    while len(found) and length < LONGEST_MATCH:
-        best, length = int(found[-1]), length + 1
-        found = found[found >= length]
-        found = found[tokens[found - length] == tokens[last - length]] if length <= last else found[:0]
-    if not length:
+    if not len(found):
         return np.zeros(width, np.int32), 0
+    back = np.arange(min(LONGEST_MATCH, last))
+    at = found[:, None] - back
+    same = (tokens[at] == tokens[last - back]) & (at >= 0)
+    lengths = np.logical_and.accumulate(same, axis=1).sum(1)
+    chosen = len(found) - 1 - int(lengths[::-1].argmax())
+    best, length = int(found[chosen]), int(lengths[chosen])
     return tokens[best + 1 + np.arange(width) % (last - best)].astype(np.int32), length
 
 

@@ -19,7 +19,7 @@ from power_lab.engine.speculation.drafters import DraftAsk
 from power_lab.engine.speculation.transaction import Terminal
 
 
-def asked(model: Path, output: Path, cells: tuple[int, int]) -> argparse.Namespace:
+def asked(model: Path, output: Path, cells: list[int]) -> argparse.Namespace:
     return argparse.Namespace(
         model=str(model), device="cpu", threads=2, drafters=["ngram"], prompts=3, tokens=24, batches=[1, 8], cells=cells,
         commit=None, output=output,
@@ -28,7 +28,7 @@ def asked(model: Path, output: Path, cells: tuple[int, int]) -> argparse.Namespa
 
 def test_a_slice_of_the_campaign_is_whole_and_leaves_its_log(smollm2_path: Path, tmp_path: Path) -> None:
     output = tmp_path / "log.json"
-    assert speculation_campaign.run(asked(smollm2_path, output, (0, 3))) == 0
+    assert speculation_campaign.run(asked(smollm2_path, output, [0, 1, 2])) == 0
     log = json.loads(output.read_text())
     assert [cell["identical"] for cell in log["cells"]] == [3, 3, 3]
     assert sum(cell["drafted"] for cell in log["cells"]) > sum(cell["accepted"] for cell in log["cells"]) > 0
@@ -45,13 +45,13 @@ def test_a_campaign_with_a_wrong_token_fails(
         return right(drafts, [*drafts[:1], *targets[1:]] if drafts else targets, terminal)
 
     monkeypatch.setattr(live, "match", believing)
-    assert speculation_campaign.run(asked(smollm2_path, tmp_path / "log.json", (0, 1))) == 1
+    assert speculation_campaign.run(asked(smollm2_path, tmp_path / "log.json", [0])) == 1
 
 
 def test_the_array_holds_every_pair() -> None:
     drafters = ["lookup", "ngram", "draft-model", "mtp", "dflash", "dflash2", "dspark"]
     cells = speculation_campaign.cases(drafters, [1, 8])
-    assert 42 <= len(cells) <= 50
+    assert 42 <= len(cells) <= 60
     for a, b in combinations(cells[0], 2):
         seen = {(cell[a], cell[b]) for cell in cells}
         assert len(seen) == len({cell[a] for cell in cells}) * len({cell[b] for cell in cells})

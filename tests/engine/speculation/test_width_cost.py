@@ -14,7 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from power_lab.engine.speculation.width import HOT, WidthAsk
-from power_lab.engine.speculation.width.cost import LONGEST, MEASURED, PAUSE, PROBE, STALE, CostController, best
+from power_lab.engine.speculation.width.cost import (
+    LONGEST,
+    MEASURED,
+    PAUSE,
+    PROBE,
+    STALE,
+    CostController,
+    best,
+    best_hot,
+)
 from power_lab.engine.speculation.width.costs import MeasuredCosts
 from power_lab.engine.speculation.width.survival import Survival
 from tests.engine.speculation.test_width_controllers import Table
@@ -262,3 +271,17 @@ def test_rounds_that_stay_on_the_device_have_few_widths() -> None:
             accepted = next((at for at in range(drafted) if rng.random() > 0.75), drafted)
             controller.observe(0, drafted, accepted, 1e-3)
     assert asked <= {0, *HOT} and {3, 7} & asked
+
+
+@given(
+    st.lists(st.floats(0, 1), max_size=40).map(lambda values: sorted(values, reverse=True)),
+    st.integers(1, 9),
+    st.lists(st.floats(1e-4, 1e-2), min_size=50, max_size=50),
+)
+def test_the_best_hot_width_is_the_best_of_those(survival: list[float], rows: int, steps: list[float]) -> None:
+    found = best_hot(survival, rows, Table(dict(enumerate(steps, 1)), {}))
+    rates = {
+        width: (rows + sum(survival[:width])) / steps[rows + width - 1] for width in (0, *HOT) if width <= len(survival)
+    }
+    assert rates[found.drafts[0]] == pytest.approx(max(rates.values()))
+    assert found.tokens / found.seconds == pytest.approx(rates[found.drafts[0]])

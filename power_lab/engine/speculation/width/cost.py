@@ -114,6 +114,21 @@ def best(
     return Best(tuple(widths), tokens, spent, float(rows), seconds[0])
 
 
+def best_hot(survival: Sequence[float], rows: int, costs: Costs) -> Best:
+    """The same for one request whose rounds stay on the device, of the widths that these have: the host has a round's time for all it does.
+
+    Args:
+        survival: of its drafts, none greater than the one before. rows, costs: as of `best`.
+    """
+    seconds = _estimates(costs.staircase(rows, len(survival) + 1), rows)
+    reached = list(accumulate(survival, initial=float(rows)))
+    chosen, tokens, spent = 0, float(rows), seconds[0]
+    for width in HOT:
+        if width < min(len(reached), len(seconds)) and reached[width] * spent > tokens * seconds[width] * (1 + NEAR):
+            chosen, tokens, spent = width, reached[width], seconds[width]
+    return Best((chosen,), tokens, spent, float(rows), seconds[0])
+
+
 def _estimates(measured: list[float | None], rows: int) -> list[float]:
     """Seconds of steps of `rows` rows and more, one by one, as measured or guessed; of as many as may be tried.
 
@@ -267,7 +282,10 @@ class CostController:
             why = "asking costs nothing, and the drafts say how sure they are"
             return {ask.request_id: self._give(ask, ask.most, f"{ask.most}: {why}") for ask in asks}
         survival = [s.survival.learnt(self._shared[s.drafter], ask.most) for s, ask in zip(states, asks, strict=True)]
-        found = best(survival, other_rows + len(asks), costs, drafting)
+        if ahead and len(asks) == 1:
+            found = best_hot(survival[0], other_rows + 1, costs)
+        else:
+            found = best(survival, other_rows + len(asks), costs, drafting)
         pays, choices = found.why, {}
         widest = max(found.drafts)
         paid = widest if ahead else next(width for width, _ in drafting if width >= widest)

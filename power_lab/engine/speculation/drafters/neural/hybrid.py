@@ -22,7 +22,7 @@ from power_lab.engine.graphs import coverage_of
 from power_lab.engine.shapes import Shape
 from power_lab.engine.speculation.drafters import Draft, DraftAsk, Drafter
 from power_lab.engine.speculation.drafters.neural import Companion, Drafting, Resuming, Room
-from power_lab.engine.speculation.drafters.neural.inputs import Block
+from power_lab.engine.speculation.drafters.neural.inputs import Block, Filled
 from power_lab.engine.speculation.width import HOT
 from power_lab.kernels.numba.recall import recalled
 from power_lab.kernels.ops import BLOCK, Array, Batch, Ops
@@ -191,6 +191,7 @@ class Search:
         self._raw = ops.empty((4 * self._places * (1 + MOST + self._pages),), "uint8")
         self._staging = ops.staging(self._raw)
         self._tokens = ops.empty((self._places * MOST,), "int32")
+        self._filled: dict[int, Filled] = {}
 
     @property
     def nbytes(self) -> int:
@@ -207,13 +208,17 @@ class Search:
         ops, places, widest = self._ops, self._cover(len(blocks)), max(block.width for block in blocks)
         width = next(hot for hot in HOT if hot >= widest)
         memory = self._staging.open()
-        came, source, tables = (part.view(np.int32).reshape(shape) for part, shape in self._parts(memory, places, width))
-        came[:], source[:], tables[:] = -1, -1, 0
-        for place, block in enumerate(blocks):
-            came[place] = block.mark
-            tables[place, : len(block.blocks)] = block.blocks
-        for place, rows in zip(guessed, () if network is None else network.rows, strict=True):
-            source[place, : len(rows)] = rows
+        made = () if network is None else network.rows
+        filled = Filled(blocks, (places, width, tuple(guessed), made))
+        if not filled.again(self._filled.get(id(memory))):
+            self._filled[id(memory)] = filled
+            came, source, tables = (part.view(np.int32).reshape(shape) for part, shape in self._parts(memory, places, width))
+            came[:], source[:], tables[:] = -1, -1, 0
+            for place, block in enumerate(blocks):
+                came[place] = block.mark
+                tables[place, : len(block.blocks)] = block.blocks
+            for place, rows in zip(guessed, made, strict=True):
+                source[place, : len(rows)] = rows
         self._staging.send(4 * places * (1 + width + self._pages))
         arrays = [
             ops.view(self._raw, first, shape, "int32") for first, shape in self._places_of(places, width)

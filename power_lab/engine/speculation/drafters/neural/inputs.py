@@ -39,6 +39,36 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Filled:
+    """What a launch's arrays hold, where all of it is relative to marks: then the next launch of the same blocks need not write it again.
+
+    Attributes:
+        blocks: theirs. beside: what else decides.
+    """
+
+    blocks: Sequence[Block]
+    beside: object
+
+    @classmethod
+    def of(cls, blocks: Sequence[Block], beside: object) -> Filled | None:
+        """None where the host knows where some blocks are."""
+        return cls(blocks, beside) if all(block.mark >= 0 for block in blocks) else None
+
+    def again(self, before: object) -> bool:
+        """Whether that is what `before` holds, too."""
+        return (
+            isinstance(before, Filled)
+            and self.beside == before.beside
+            and len(self.blocks) == len(before.blocks)
+            and all(
+                one.mark == other.mark and one.width == other.width and one.params is other.params
+                and one.blocks == other.blocks
+                for one, other in zip(self.blocks, before.blocks, strict=True)
+            )
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Biases:
     """Logit biases of a launch's requests, as `SampleRows` reads them; the spans are by place."""
 
@@ -83,6 +113,11 @@ class BlockInputs(Inputs):
     def fill_blocks(self, layout: Layout, stairs: Stairs, blocks: Sequence[Block], biases: Biases | None) -> None:
         """Write a launch's values and send them. Places beyond the requests compute on the dummy page."""
         memory = self._staging.open()
+        filled = Filled.of(blocks, stairs)
+        if filled is not None and filled.again(self._filled.get(id(memory))):
+            self._send(layout, stairs.places)
+            return
+        self._filled[id(memory)] = filled
         host = layout.host(memory)
         tables, sizes = host["tables"], stairs.blocks()
         fill_tables(tables, stairs.places, blocks, self.scratch)
@@ -106,8 +141,7 @@ class BlockInputs(Inputs):
         host["sampled"][:] = (ends - sizes)[places] + distance - 1 + stairs.lead
         fill_draws(host, [block.params for block in blocks], places, biases)
         host["positions"][:] = firsts[places] + distance
-        first, (_, pages), _ = layout.places["tables"]
-        self._staging.send(first + stairs.places * pages * 4)
+        self._send(layout, stairs.places)
 
 
 def fill_tables(tables: np.ndarray, places: int, blocks: Sequence[Block], scratch: int) -> None:
