@@ -68,7 +68,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     logprobs: int | None = None
     seed: int | None = None
     speculate: Drafting = "off"
-    width: int = 31
+    width: int = 15
     controller: Controlling = "cost"
     record: Recording = ""
 
