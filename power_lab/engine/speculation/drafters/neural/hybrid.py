@@ -47,14 +47,14 @@ class CopyShape(Shape):
 
 
 class HybridCompanion:
-    """A companion that notes tokens, too. See `Companion`; everything else is `inner`'s.
+    """A companion that notes tokens, too. See `Companion`; everything else is that of `inner`.
 
     Args:
         inner: whose first drafter is `Resuming`. ops, room: the engine's.
     """
 
     def __init__(self, inner: Companion, ops: Ops, room: Room) -> None:
-        self._inner, self._ops, self._room = inner, ops, room
+        self.inner, self._ops = inner, ops
         self.serves = (NAME, *inner.serves)
         self.taps, self.needs_before = inner.taps, inner.needs_before
         network = inner.drafter(inner.serves[0])
@@ -63,38 +63,38 @@ class HybridCompanion:
 
     @property
     def page_bytes(self) -> int:
-        return self._inner.page_bytes + (BLOCK * 4 if self._search is not None else 0)
+        return self.inner.page_bytes + (BLOCK * 4 if self._search is not None else 0)
 
     @property
     def scratch_bytes(self) -> int:
-        return self._inner.scratch_bytes
+        return self.inner.scratch_bytes
 
     @property
     def nbytes(self) -> int:
-        return self._inner.nbytes + (self._search.nbytes if self._search is not None else 0)
+        return self.inner.nbytes + (self._search.nbytes if self._search is not None else 0)
 
     @property
     def graph_nbytes(self) -> int:
-        return self._inner.graph_nbytes
+        return self.inner.graph_nbytes
 
     def make_pool(self, pages: int, caches: tuple) -> None:
-        self._inner.make_pool(pages, caches)
+        self.inner.make_pool(pages, caches)
         if self._search is not None:
             self._search.told = self._ops.asarray(np.zeros(pages * BLOCK, np.int32))
 
     def tap(self, layer: int, x: Array, delta: Array | None, post: Array | None, batch: Batch) -> None:
-        self._inner.tap(layer, x, delta, post, batch)
+        self.inner.tap(layer, x, delta, post, batch)
 
     def observe(self, batch: Batch, drawn: Array | None) -> None:
-        self._inner.observe(batch, drawn)
+        self.inner.observe(batch, drawn)
         if self._search is not None:
             self._ops.note(batch.ids, drawn, batch.slots, self._search.told)
 
     def drafter(self, name: str) -> Drafter:
-        return self._drafter if name == NAME else self._inner.drafter(name)
+        return self._drafter if name == NAME else self.inner.drafter(name)
 
     def release(self) -> None:
-        self._inner.release()
+        self.inner.release()
         if self._search is not None:
             self._search.release()
 
