@@ -167,8 +167,8 @@ def test_auto_takes_what_the_engine_has_and_the_record_says_what(numba_ops: Call
     auto = SamplingParams(max_tokens=6, speculate="auto", ignore_eos=True, controller="fixed")
     for loaded, name in (
         (tiny.loaded(TARGET, numba_ops(2)), "ngram"),
-        (drafters.block_drafter(TARGET, numba_ops(2)), "dflash"),
-        (drafters.block_drafter(TARGET, numba_ops(2), markov_rank=8), "dspark"),
+        (drafters.block_drafter(TARGET, numba_ops(2)), "hybrid"),
+        (drafters.block_drafter(TARGET, numba_ops(2), said=120, **drafters.FILTERS), "dflash2"),  # its walk is on the host
     ):
         lab = drafters.engine(loaded)
         record = lab.submit([1, 2, 3], auto).result()
@@ -182,7 +182,7 @@ def test_a_drafter_that_is_not_there_is_refused_at_submit(numba_ops: Callable[[i
     lab = drafters.engine(drafters.block_drafter(TARGET, numba_ops(2)))
     for name in ("mtp", "eagle", "dflash2", "dspark"):
         with pytest.raises(
-            ConfigError, match=rf"speculate: '{name}' needs .* one that serves dflash.* draft="
+            ConfigError, match=rf"speculate: '{name}' needs .* one that serves hybrid, dflash.* draft="
         ) as refused:
             lab.submit([1, 2], SamplingParams(speculate=name))  # type: ignore[arg-type]
         assert refused.value.key == "speculate"
@@ -220,7 +220,7 @@ def test_files_end_to_end(tmp_path: Path) -> None:
         off = lab.generate(prompt_of(2, 70), SamplingParams(**asked))
         on = lab.generate(prompt_of(2, 70), SamplingParams(**asked, speculate="auto", width=4, controller="fixed"))
         assert on.tokens == off.tokens and sum(len(r.drafted) for r in on.rounds) > 20
-        assert on.params["speculate"] == "dspark"
+        assert on.params["speculate"] == "hybrid"
         (said,) = (decision for decision in lab.explain() if decision.key == "draft")
         assert said.value == "dflash" and "it serves dspark, dflash" in said.reason
     finally:
