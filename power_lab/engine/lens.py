@@ -249,7 +249,9 @@ class Lens:
         candidates: tuple[tuple[int, str, float], ...] = ()
         here: float | None = probability if token == drawn.chosen else None
         why = self._verdict(token, ask, drawn)
-        if logits is None:
+        if logits is None and probability is None:
+            why += f" {name} copied it from where the same tokens stood before: a copy has no distribution."
+        elif logits is None:
             why += f" Of {name} only its choice and how sure it was can be had, not its whole distribution."
         else:
             likely = _softmax(logits.astype(np.float64))

@@ -327,7 +327,7 @@ def test_a_recorded_run_crosses_the_socket_and_has_its_drafts_in_the_trace(numba
     crossed = msgspec.msgpack.decode(msgspec.msgpack.encode(record), type=RunRecord)
     assert crossed.drafts == record.drafts
     trace = trace_dataset(record)
-    assert dict(trace.sizes) | {"drafter": 2, "known": 19, "place": 7} == dict(trace.sizes)
+    assert dict(trace.sizes) | {"drafter": 3, "known": 19, "place": 7} == dict(trace.sizes)
     table = record.drafts["dspark"]
     assert (table.first, table.width, len(table.drafts), table.reads) == (30, 15, 19, 0)
     for index in range(19):
