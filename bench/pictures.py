@@ -187,7 +187,7 @@ def panel(page: LabPage, album: Album) -> None:
 def pages(page: LabPage, album: Album) -> None:
     """Lessons and the tuner's page as they are saved, from their beginnings."""
     for path in sorted((page.server.root).glob("**/*.ipynb")):
-        if path.name in ("tour.ipynb", "states.ipynb"):
+        if path.name in ("tour.ipynb", "states.ipynb") or ".ipynb_checkpoints" in path.parts:  # which saving leaves
             continue
         page.page.goto(page.server.page(str(path.relative_to(page.server.root))))
         page.page.locator(".jp-Notebook:visible .jp-Cell").first.wait_for()
