@@ -107,10 +107,7 @@ class Inputs:
         """
         memory = self._staging.open()
         tables = len(plan.spans) + (plan.rows < len(layout.batch.ids))
-        steady = _steady(layout, plan, drafts)
-        again = steady is not None and self._filled.get(id(memory)) == steady
-        self._filled[id(memory)] = steady
-        if again:  # what is relative to marks is what it was
+        if self._again(memory, _steady(layout, plan, drafts)):
             self._send(layout, tables)
             return
         host = layout.host(memory)
@@ -126,6 +123,12 @@ class Inputs:
         sampler.fill(host, plan, requests, lists, again=self._shown.pop(id(memory), None) == shown)
         self._shown[id(memory)] = shown
         self._send(layout, tables)
+
+    def _again(self, memory: np.ndarray, steady: object) -> bool:
+        """Whether a piece of staging memory holds what follows from `steady` alone, as it will from here on. None: more than that."""
+        again = steady is not None and self._filled.get(id(memory)) == steady
+        self._filled[id(memory)] = steady
+        return again
 
     def _send(self, layout: Layout, tables: int) -> None:
         """Send everything up to so many rows of tables."""

@@ -120,11 +120,9 @@ class ChainInputs(Inputs):
     def fill_chain(self, layout: Layout, stairs: Stairs, blocks: Sequence[Block], biases: Biases | None) -> None:
         """Write a launch's values and send them. Places beyond the requests compute on the dummy page."""
         memory = self._staging.open()
-        filled = Filled.of(blocks, stairs)
-        if filled is not None and filled.again(self._filled.get(id(memory))):
+        if self._again(memory, Filled.of(blocks, stairs)):
             self._send(layout, stairs.places)
             return
-        self._filled[id(memory)] = filled
         host = layout.host(memory)
         tables = host["tables"]
         fill_tables(tables, stairs.places, blocks, self.scratch)

@@ -207,22 +207,24 @@ class Search:
         """Drafts behind the marks of these blocks. network: makes drafts of the blocks `guessed`, for where nothing is found."""
         ops, places, widest = self._ops, self._cover(len(blocks)), max(block.width for block in blocks)
         width = next(hot for hot in HOT if hot >= widest)
+        shapes: list[tuple[int, ...]] = [(places,), (places, width), (places, self._pages)]  # came, source, tables
+        pieces = [(4 * sum(map(prod, shapes[:at])), shape) for at, shape in enumerate(shapes)]
         memory = self._staging.open()
         made = () if network is None else network.rows
         filled = Filled(blocks, (places, width, tuple(guessed), made))
-        if not filled.again(self._filled.get(id(memory))):
+        if filled != self._filled.get(id(memory)):
             self._filled[id(memory)] = filled
-            came, source, tables = (part.view(np.int32).reshape(shape) for part, shape in self._parts(memory, places, width))
+            came, source, tables = (
+                memory[first : first + 4 * prod(shape)].view(np.int32).reshape(shape) for first, shape in pieces
+            )
             came[:], source[:], tables[:] = -1, -1, 0
             for place, block in enumerate(blocks):
                 came[place] = block.mark
                 tables[place, : len(block.blocks)] = block.blocks
             for place, rows in zip(guessed, made, strict=True):
                 source[place, : len(rows)] = rows
-        self._staging.send(4 * places * (1 + width + self._pages))
-        arrays = [
-            ops.view(self._raw, first, shape, "int32") for first, shape in self._places_of(places, width)
-        ]
+        self._staging.send(4 * sum(map(prod, shapes)))
+        marked, chosen, pages = (ops.view(self._raw, first, shape, "int32") for first, shape in pieces)
         out = self._tokens[: places * width].reshape(places, width)
         given = self._tokens if network is None else network.tokens
         told = self.told
@@ -230,7 +232,7 @@ class Search:
         def forward() -> None:
             if network is not None:
                 network.forward()
-            ops.recall(told, arrays[2], arrays[0], marks, LEAST, arrays[1], given, out)
+            ops.recall(told, pages, marked, marks, LEAST, chosen, given, out)
 
         drawn = "greedy" if network is None else network.shape.sampling
         part = None if network is None else network.shape
@@ -240,13 +242,3 @@ class Search:
 
     def _cover(self, requests: int) -> int:
         return (self._coverage.cover(requests) if self._coverage is not None else None) or requests
-
-    def _places_of(self, places: int, width: int) -> list[tuple[int, tuple[int, ...]]]:
-        """First byte and shape of `came`, `source` and `tables`."""
-        shapes: list[tuple[int, ...]] = [(places,), (places, width), (places, self._pages)]
-        return [(4 * sum(map(prod, shapes[:at])), shape) for at, shape in enumerate(shapes)]
-
-    def _parts(self, memory: np.ndarray, places: int, width: int) -> list[tuple[np.ndarray, tuple[int, ...]]]:
-        return [
-            (memory[first : first + 4 * prod(shape)], shape) for first, shape in self._places_of(places, width)
-        ]
