@@ -1,4 +1,4 @@
-"""`python -m power_lab.training collect | train | export | profile | passages`: see docs/training.md."""
+"""`python -m power_lab.training collect | train | export | bind | profile | passages`: see docs/training.md."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ from power_lab.engine import intake
 from power_lab.engine.config import EngineConfig, Paths
 from power_lab.engine.engine import Engine
 from power_lab.engine.loader import load
+from power_lab.engine.models.describe import describe
+from power_lab.engine.weights.checkpoint import open_checkpoint
 from power_lab.errors import ConfigError, PowerLabError
 from power_lab.models import ModelEntry, ensure
 from power_lab.training import passages, profile, prompts
 from power_lab.training.collect import collect
 from power_lab.training.corpus import Corpus
 from power_lab.training.publish import publish
+from power_lab.training.rebind import rebind
 from power_lab.training.recipe import Recipe
 from power_lab.training.target import Target
 from power_lab.training.train import RECIPE, Trainer, run
@@ -61,6 +64,11 @@ def _parser() -> argparse.ArgumentParser:
     exported.set_defaults(command=_export)
     exported.add_argument("--run", type=Path, required=True, help="folder of the training")
     exported.add_argument("--commit", default="", help="what was run, where there is no repository")
+    bound = commands.add_parser("bind", help="bind a drafter to another file of the model that it was trained for")
+    bound.set_defaults(command=_bind)
+    bound.add_argument("--draft", type=Path, required=True, help="the drafter's file")
+    bound.add_argument("--model", required=True, help="as in lab.load")
+    bound.add_argument("--out", type=Path, required=True)
     measured = commands.add_parser("profile", help="say where a training step's time goes")
     measured.set_defaults(command=_profile)
     measured.add_argument("--steps", type=int, default=20)
@@ -126,6 +134,12 @@ def _export(options: argparse.Namespace) -> None:
     target = Target.open(entry.path, options.device)
     trainer = Trainer(target, corpus, Recipe.load(options.run / RECIPE))
     publish(trainer, options.run, options.out, entry.sha256, commit=options.commit)
+
+
+def _bind(options: argparse.Namespace) -> None:
+    entry = ensure(options.model, Paths.default(), lambda *_: None)
+    with open_checkpoint(entry.path) as checkpoint:
+        rebind(options.draft, options.out, describe(checkpoint).spec, entry.sha256)
 
 
 def _profile(options: argparse.Namespace) -> None:

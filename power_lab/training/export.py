@@ -78,9 +78,14 @@ def write(
         "license": license,
         "origin": origin,
     }
+    place(path, _safetensors(held, {"power_lab": json.dumps(about)}))
+
+
+def place(path: Path, data: bytes) -> None:
+    """Write a file, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_suffix(".part")
-    beside.write_bytes(_safetensors(held, {"power_lab": json.dumps(about)}))
+    beside.write_bytes(data)
     beside.replace(path)
 
 
@@ -127,6 +132,11 @@ def _safetensors(tensors: Stored, metadata: dict[str, str]) -> bytes:
         }
         parts.append(data.tobytes())
         at += data.nbytes
+    return headed(header) + b"".join(parts)
+
+
+def headed(header: dict[str, Any]) -> bytes:
+    """Length and header of a SafeTensors file, so long that tensors begin at a multiple of 64 bytes."""
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % _ALIGN)
-    return struct.pack("<Q", len(text)) + text + b"".join(parts)
+    return struct.pack("<Q", len(text)) + text
