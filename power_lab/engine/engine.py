@@ -5,8 +5,7 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 import msgspec
 import psutil
@@ -17,7 +16,7 @@ from power_lab.engine.chat import NextPrompt, Turn, next_prompt
 from power_lab.engine.config import EngineConfig, Paths
 from power_lab.engine.hostprofile import Change, HostProfile
 from power_lab.engine.inspection import LensAsk, LensReport, LookupReport, PrefixTree, ShapesReport, StepRecord
-from power_lab.engine.interrupts import Interrupts
+from power_lab.engine.interrupts import Critical, Interrupts
 from power_lab.engine.lens import Lens
 from power_lab.engine.live import Live
 from power_lab.engine.loader import Loaded, load
@@ -75,7 +74,7 @@ class Engine:
         self._wake = threading.Condition(self._lock)
         self._interrupts = Interrupts()
         self._closing = False
-        self._inside: int | None = None  # the thread that moves state and calls callers' functions
+        self._critical = Critical(self._lock, self._interrupts)
         self._next_id = 0
         parts = assemble(self.config, self._loaded, clock, observer)
         self._runner, self._draft, self._pool = parts.runner, parts.draft, parts.pool
@@ -281,7 +280,11 @@ class Engine:
         step can simply be run again.
         """
         self._refuse_inside()
-        with self._loaded.turn, self._interrupts.watching():
+        with self._interrupts.watching():
+            return self._step()
+
+    def _step(self) -> bool:
+        with self._loaded.turn:
             worked = self._stepper.step()
             worked = (not self._closing and self._stepper.record()) or worked
         if self._closing:
@@ -295,8 +298,9 @@ class Engine:
         if self._thread is not None:
             return done.wait(timeout)
         end = None if timeout is None else time.monotonic() + timeout
-        while not done.is_set() and (end is None or time.monotonic() < end):
-            self.step()
+        with self._interrupts.watching():
+            while not done.is_set() and (end is None or time.monotonic() < end):
+                self._step()
         return done.is_set()
 
     def close(self) -> None:
@@ -307,14 +311,14 @@ class Engine:
         with self._lock:
             self._closing = True
             self._wake.notify()
-            if self._inside == threading.get_ident():
+            if self._critical.inside:
                 return
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
         self._end_all()
 
     def _end_all(self) -> None:
-        with self._loaded.turn, self._critical():
+        with self._loaded.turn, self._critical:
             self._stepper.end_all(EngineClosed("The engine was closed."))
             self._memory = self._memory or self.memory()
             self._runner.ops.wait()  # a step that was given up may still be writing
@@ -336,22 +340,12 @@ class Engine:
             try:
                 self.step()
             except BaseException as error:  # noqa: BLE001  # an observer's SystemExit: were the thread to die, all would wait for ever
-                with self._critical():
+                with self._critical:
                     self._stepper.fail(None, error)
-
-    @contextmanager
-    def _critical(self) -> Iterator[None]:
-        """Where state moves and callers' functions are called: the lock is held, a Ctrl-C waits."""
-        with self._lock, self._interrupts.held():
-            self._inside = threading.get_ident()
-            try:
-                yield
-            finally:
-                self._inside = None
 
     def _refuse_inside(self) -> None:
         """A callback that steps would mix two steps, one that waits for a result would wait for itself."""
-        if self._inside == threading.get_ident():
+        if self._critical.inside:
             raise PowerLabError(
                 "A callback cannot step its engine or wait for its requests.", "Wait on another thread."
             )

@@ -243,7 +243,7 @@ class LensAsk(_Report, frozen=True, kw_only=True):
     """Which position of which run to look at.
 
     Attributes:
-        tokens: all of the run so far, prompt and output; prompt: how many of them are the prompt's.
+        tokens: of the run, prompt and output, at least those before the position; prompt: how many of them are the prompt's.
         position: absolute index of the token to explain, from 1; that token itself may be in `tokens` or not.
         params: of the run, with its seed; namespace: its cache key; top: how many candidates to report (1..64).
         known: tokens that the drafter had at the beginning of the round; -1: all before the position.
@@ -271,7 +271,7 @@ class LensAsk(_Report, frozen=True, kw_only=True):
                 if row < len(round_.drafted):
                     drafted, accepted = round_.drafted[row], row < round_.accepted
         return cls(
-            tokens=(*record.prompt_tokens, *record.tokens),
+            tokens=(*record.prompt_tokens, *record.tokens)[: position + 1],
             prompt=len(record.prompt_tokens),
             position=position,
             params=msgspec.convert(record.params, SamplingParams, strict=False),

@@ -18,16 +18,16 @@ import numpy as np
 
 from power_lab.engine.inspection import LensAsk, LensDraft, LensReport, LensToken
 from power_lab.engine.plan import StepPlan
-from power_lab.engine.request import SamplingParams
+from power_lab.engine.request import Finish, SamplingParams
 from power_lab.engine.runner import Runner
 from power_lab.engine.speculation.drafters import TRAINED
 from power_lab.engine.speculation.drafters.neural.noise import gumbel, survivors
 from power_lab.engine.ticket import Ticket
 from power_lab.engine.tokenizer import Tokenizer
 from power_lab.engine.trace import RunRecord
-from power_lab.errors import ConfigError
+from power_lab.errors import ConfigError, DeadlineExceeded
 
-DEADLINE_S = 60.0
+DEADLINE_S = 60.0  # of each request that a look makes, two at most
 CONTEXT = 200  # characters before the position that are shown
 UNREACHED = "The request for it ended before it was computed"
 GREEDY = "Temperature 0: the largest logit is taken, the lowest id of equals, and no noise is drawn."
@@ -167,7 +167,13 @@ class Lens:
 
     def _logits(self, ask: LensAsk) -> np.ndarray:
         params = _plain(ask.params, max_tokens=1)
-        caught, _ = self._run(list(ask.tokens[: ask.position]), params, ask.namespace, self._target)
+        caught, record = self._run(list(ask.tokens[: ask.position]), params, ask.namespace, self._target)
+        if record.finish == Finish.DEADLINE:
+            raise DeadlineExceeded(
+                f"The {ask.position:,} tokens before the position are no longer in the prefix cache, and computing them again took more "
+                f"than {DEADLINE_S:g} s.",
+                "Look again: it goes on from the blocks that were computed by then.",
+            )
         if ask.position not in caught:
             raise ConfigError("position", UNREACHED, "Ask again.")
         return caught[ask.position]
@@ -293,7 +299,7 @@ class Lens:
             return f"Not kept: the target says {own}, and its sampler chain leaves {piece} out."
         by = drawn.scores[drawn.chosen] - drawn.scores[token]
         if drawn.noise is None:
-            return f"Not kept: the target's largest logit is {own}'s, {by:.2f} above that of {piece}."
+            return f"Not kept: the target's largest logit is that of {own}, {by:.2f} above that of {piece}."
         likelier = drawn.probabilities[token] > drawn.probabilities[drawn.chosen]
         luck = ", though the draft is the likelier one: the noise decided" if likelier else ""
         return f"Not kept: log-probability and noise of {own} sum to {by:.2f} more than those of {piece}{luck}."

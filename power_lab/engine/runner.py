@@ -22,6 +22,7 @@ from power_lab.kernels.ops import BLOCK, Array, Draw, Fetched, KVCache, Ops
 Observer = Callable[[StepPlan, np.ndarray], None]
 
 LISTS = "penalties or biases, whose lists have no fixed size"
+SHAPES = 1024  # of steps that resume, of which one object each is kept
 CALLED = "this device samples row by row, outside of the recorded operations"
 
 
@@ -113,6 +114,8 @@ class Runner:
         heads = [(a.heads, a.kv_heads, a.head_dim) for a in (layer.attention for layer in model.spec.layers)]
         self.ops.reserve(rows, sampled, model.spec.vocab, heads, pages)
         self._tokens = self.ops.empty((sampled,), "int32")
+        self._drawn: dict[int, Array] = {}  # the first so many of them: to cut an array takes microseconds
+        self._shapes: dict[ResumedShape, ResumedShape] = {}
         self.caches: tuple[KVCache, ...] = ()
         self._clock = clock
         self.observer = observer
@@ -139,7 +142,7 @@ class Runner:
         self.caches = ()
         if self.companion is not None:
             self.companion.release()
-        for name in ("workspace", "inputs", "_tokens", "_marks"):
+        for name in ("workspace", "inputs", "_tokens", "_drawn", "_marks"):
             vars(self).pop(name, None)
         if weights:
             self.model.release()
@@ -162,19 +165,21 @@ class Runner:
             drafts = _by_span(plan, drafting)
             self.inputs.fill(layout, plan, requests, lists, drafts)
             if resumed:
-                asked, shape = (_resumed(one, drafting) for one in (asked, shape))
+                asked, shape = (self._resumed(one, drafting) for one in (asked, shape))
             run = self._resume if resumed else self._run
-            logits = self.graphs.run(asked, shape, lambda: run(layout, shape, drafting))[:sampled]
+            logits = self.graphs.run(asked, shape, lambda: run(layout, shape, drafting))
             forwarded = self._clock()
             if self.observer is not None:
-                self.observer(plan, self.ops.tohost(logits))
+                self.observer(plan, self.ops.tohost(logits[:sampled]))
             if not sampled:
                 return Launched(plan, shape, None, drafts, False, False, forwarded - start, 0.0)
             if shape.sampling == "apart":
-                self._draw_apart(layout, logits, lists, draw)
+                self._draw_apart(layout, logits[:sampled], lists, draw)
             top = sampler.wanted_logprobs(plan, requests)
-            tokens = self._tokens[:sampled]
-            beside = () if top is None else self.ops.logprobs(logits, tokens, top)
+            if sampled not in self._drawn:
+                self._drawn[sampled] = self._tokens[:sampled]
+            tokens = self._drawn[sampled]
+            beside = () if top is None else self.ops.logprobs(logits[:sampled], tokens, top)
             fetched = self.ops.fetch(tokens, *(() if drafting is None else (drafting.tokens,)), *beside)
         marked = self.resumes and shape.sampling != "apart"
         times = (forwarded - start, self._clock() - forwarded)
@@ -200,6 +205,15 @@ class Runner:
         if listed:
             return Shape(rows, sampled, "apart", LISTS)
         return Shape(rows, sampled, draw) if self.ops.asynchronous else Shape(rows, sampled, "apart", CALLED)
+
+    def _resumed(self, shape: Shape, drafting: Drafting | None) -> ResumedShape:
+        made = None if drafting is None else drafting.shape
+        resumed = ResumedShape(shape.rows, shape.sampled, shape.sampling, shape.reason, made)
+        if shape.reason:
+            return resumed
+        if len(self._shapes) >= SHAPES:
+            self._shapes.clear()
+        return self._shapes.setdefault(resumed, resumed)  # the same object each time is found without comparing fields
 
     def _drafting(self, plan: StepPlan, requests: Mapping[int, Request], drafter: Resuming | None) -> Drafting | None:
         blocks = [
@@ -244,8 +258,3 @@ def _by_span(plan: StepPlan, drafting: Drafting | None) -> tuple[tuple[int, ...]
     """Of each span, where its drafts are drawn."""
     made = iter(() if drafting is None else drafting.rows)
     return tuple(next(made) if span.resumes >= 0 and span.drafts else () for span in plan.spans)
-
-
-def _resumed(shape: Shape, drafting: Drafting | None) -> ResumedShape:
-    made = None if drafting is None else drafting.shape
-    return ResumedShape(shape.rows, shape.sampled, shape.sampling, shape.reason, made)

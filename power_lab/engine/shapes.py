@@ -48,6 +48,10 @@ class Shape:
         if (self.sampling == "apart") != bool(self.reason):
             raise ValueError(f"sampling apart has a reason, and nothing else has one: {self.sampling}, {self.reason!r}")
 
+    def __hash__(self) -> int:
+        """Of what most shapes differ in, whatever kinds of shape add: a step looks shapes up ten times."""
+        return hash((self.rows, self.sampled, self.sampling))
+
     def covers(self, asked: Shape) -> bool:
         """Whether a graph of this shape can run the step."""
         return self.rows >= asked.rows and self.sampled >= asked.sampled and self.sampling == asked.sampling
@@ -58,6 +62,8 @@ class ResumedShape(Shape):
     """A step that goes on from the one before it on the device. drafting: the shape of the drafter's part of it, if there is one."""
 
     drafting: Shape | None = None
+
+    __hash__ = Shape.__hash__
 
 
 OTHERS = Shape(0, 0, "none")

@@ -44,7 +44,7 @@ class Stepper:
         facts: EngineFacts,
         clock: Callable[[], float],
         interrupts: Interrupts,
-        critical: Callable[[], AbstractContextManager[None]],
+        critical: AbstractContextManager[None],
     ) -> None:
         self._runner, self._scheduler = parts.runner, parts.scheduler
         self._proposer, self._costs, self._rounds = parts.proposer, parts.costs, parts.rounds
@@ -97,7 +97,7 @@ class Stepper:
             flight.plan = self._scheduler.resolve(flight.plan, sampled.drafts)
             verdicts = verify(flight.plan, flight.lives, sampled.tokens, self._scheduler.awaited(flight.plan))
             with self._interrupts.held():  # what is committed is published, whatever comes between
-                with self._critical():
+                with self._critical:
                     start = self._clock()
                     ended = self._scheduler.commit(flight.plan, [verdict and verdict[0] for verdict in verdicts])
                     committed = self._flights.popleft()
@@ -107,13 +107,13 @@ class Stepper:
                 # What could not be foreseen begins before anybody is told.
                 behind = self._overlap and not self._flights and not self.recorder.pending
                 stopped = self._launch_behind() if behind else None
-                with self._critical():
+                with self._critical:
                     self._publish(flight, sampled, verdicts, (spent, wall), ended)
                     self._drop_idle_flight()
             if stopped is not None:
                 raise stopped
         except BaseException as error:
-            with self._critical():
+            with self._critical:
                 failed = committed or (self._flights[0] if self._flights else None)
                 self._abort_flights()
                 if isinstance(error, Exception):
@@ -127,7 +127,7 @@ class Stepper:
 
         expire: whether requests whose time is over end before.
         """
-        with self._critical():
+        with self._critical:
             if expire:
                 self._expire()
             ahead = bool(self._flights)
@@ -154,7 +154,7 @@ class Stepper:
         step is in flight."""
         if not self.recorder.pending or self._flights:
             return False
-        with self._critical():
+        with self._critical:
             for request in self.recorder.advance():
                 self._settle(self.live[request.id], self._clock())
         return True
@@ -164,7 +164,7 @@ class Stepper:
         try:
             self._launch()
         except Exception:
-            with self._critical():
+            with self._critical:
                 if len(self._flights) < 2:  # the fault is in planning
                     raise
                 self._scheduler.abort(self._flights.pop().plan)
@@ -175,7 +175,7 @@ class Stepper:
         try:
             self._launch(expire=False)
         except BaseException as error:  # noqa: BLE001
-            with self._critical():
+            with self._critical:
                 self._abort_flights()
             return None if isinstance(error, Exception) else error
         return None

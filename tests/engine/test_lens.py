@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,9 +10,11 @@ import msgspec
 import numpy as np
 import pytest
 
+from power_lab.engine.engine import Engine
 from power_lab.engine.request import SamplingParams
+from power_lab.engine.trace import RunRecord
 from power_lab.engine.vitals import LensAsk, LensReport
-from power_lab.errors import ConfigError
+from power_lab.errors import ConfigError, DeadlineExceeded
 from power_lab.kernels.ops import Ops
 from tests import drafting, tiny
 
@@ -161,3 +164,57 @@ def test_bad_questions_are_refused(changes: dict[str, Any], key: str, numba_ops:
     with pytest.raises(ConfigError, match=key):
         engine.lens(ask)
     assert engine.vitals().running == engine.vitals().waiting == 0
+
+
+LONG = 10_000
+
+
+def long_engine(drafter: str, ops: Ops, **options: Any) -> tuple[Engine, RunRecord]:
+    """An engine with room for 10,000 tokens, and a run that ends there."""
+    engine = drafting.engine(drafter, SHAPE, ops, kv_tokens=320 * 64, step_tokens=512, max_batch=2, **options)
+    params = asked(max_tokens=40, speculate=drafter, width=5, controller="fixed", temperature=0.8, logit_bias=FEW)
+    return engine, engine.generate(prompt_of(4, LONG - 40), params)
+
+
+def rows_of(engine: Engine, look: Callable[[], object]) -> int:
+    """Token rows that the target computed meanwhile."""
+    before = engine.steps()[-1].number
+    look()
+    return sum(step.rows for step in engine.steps() if step.number > before)
+
+
+@pytest.fixture
+def room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiny, "CONTEXT", LONG + 64)
+
+
+@pytest.mark.usefixtures("room")
+@pytest.mark.parametrize("drafter", ["lookup", "mtp"])
+def test_a_long_run_is_not_computed_again_while_its_prefix_is_held(drafter: str, numba_ops: Callable[[int], Ops]) -> None:
+    engine, record = long_engine(drafter, numba_ops(1))
+    entry = next(entry for entry in reversed(record.rounds) if entry.drafted)
+    ask = LensAsk.of(record, entry.start)
+    report = engine.lens(ask)
+    assert report.exact and report.draft is not None and report.draft.chosen == entry.drafted[0]
+    assert len(report.context) <= 200 and len(msgspec.msgpack.encode(report)) < 8_000
+    assert rows_of(engine, lambda: engine.lens(ask)) <= 4 * 64
+    engine.drop_prefixes()
+    assert rows_of(engine, lambda: engine.lens(ask)) <= LONG + 4 * 64, "once, not for the target and again for its draft"
+    engine.check()
+
+
+@pytest.mark.usefixtures("room")
+def test_a_look_that_takes_too_long_says_so_and_goes_on_when_asked_again(numba_ops: Callable[[int], Ops]) -> None:
+    ticks = itertools.count()
+    engine, record = long_engine("lookup", numba_ops(1), clock=lambda: float(next(ticks)))  # a slow machine: seconds
+    engine.drop_prefixes()
+    ask, times = LensAsk.of(record, LONG - 3), []
+    while True:
+        try:
+            report = engine.lens(ask)
+            break
+        except DeadlineExceeded as error:
+            assert "more than 60 s" in str(error) and "Look again" in str(error)
+            times.append(engine.lookup(list(ask.tokens[:-1])).served)
+    assert report.exact and times, "one minute was enough"
+    assert times == sorted(set(times)), "each look begins where the one before ended"

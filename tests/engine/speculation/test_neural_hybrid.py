@@ -6,10 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from power_lab.engine.request import SamplingParams
 from power_lab.engine.speculation.drafters import Draft, DraftAsk
-from power_lab.engine.speculation.drafters.neural.hybrid import FAST, LEAST, NETWORK, HybridDrafter, _Copied
+from power_lab.engine.speculation.drafters.neural.hybrid import FADE, FAST, LEAST, NETWORK, SEEN, HybridDrafter, _Copied
 from power_lab.kernels import reference
 from power_lab.kernels.ops import Ops
 from tests import drafters, tiny
@@ -59,6 +61,28 @@ def test_what_copying_brings_is_learnt_from_every_round() -> None:
     for _ in range(8):
         fast.commit([3])
     assert fast.mean < FAST
+
+
+def _copies(known: list[int], emitted: list[int]) -> int:
+    """How many of the emitted tokens but the last follow what followed the last two before, token by token."""
+    places = [at for at in range(len(known) - 2) if known[at : at + 2] == known[-2:]]
+    said, at, count = known + emitted, places[-1] + 2 if places else 0, 0
+    while places and count < len(emitted) - 1 and said[at + count] == emitted[count]:
+        count += 1
+    return count
+
+
+@given(
+    st.lists(st.integers(0, 2), max_size=12),
+    st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9), min_size=1, max_size=40),
+)
+def test_copies_are_counted_behind_the_last_pair(prompt: list[int], rounds: list[list[int]]) -> None:
+    copied, known, mean = _Copied(prompt), prompt, 0.0
+    for emitted in rounds:
+        mean = FADE * mean + (1 - FADE) * min(_copies(known, emitted) + 1, SEEN)
+        copied.commit(emitted)
+        known = known + emitted
+        assert copied.mean == pytest.approx(mean) and copied.tokens.tolist() == known
 
 
 @pytest.mark.parametrize("kind", ["mtp", "dspark"])

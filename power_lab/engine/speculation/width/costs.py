@@ -130,8 +130,8 @@ class _Medians:
         self._warm: OrderedDict[Hashable, int] = OrderedDict()  # shape -> samples seen, up to DROPPED
         self._samples: dict[int, deque[tuple[int, float]]] = {}  # (number of the sample, seconds)
         self._count = 0
-        self._medians: dict[int, float] = {}
-        self._known: list[int] = []  # keys of the medians, ascending
+        self._medians: dict[int, float] = {}  # as far as they were asked for since the last sample
+        self._known: list[int] = []  # keys of the samples, ascending
 
     def add(self, shape: Hashable, point: int, seconds: float) -> None:
         seen = self._warm.get(shape, 0)
@@ -145,23 +145,29 @@ class _Medians:
         samples.append((self._count, seconds))
         while samples[0][0] <= self._count - AGE:
             samples.popleft()
-        if point not in self._medians:
+        if len(samples) == 1 and point not in self._known:
             self._known.insert(bisect_left(self._known, point), point)
-        self._medians[point] = _median([seconds for _, seconds in samples])
+        self._medians.pop(point, None)
 
     def at(self, point: int) -> float | None:
-        return self._medians.get(point)
+        if point not in self._medians:
+            if point not in self._samples:
+                return None
+            self._medians[point] = _median([seconds for _, seconds in self._samples[point]])
+        return self._medians[point]
 
     def between(self, point: int) -> float | None:
         """At a point, or on the line between its neighbours; None outside of what was measured."""
-        if point in self._medians:
-            return self._medians[point]
+        if (seconds := self.at(point)) is not None:
+            return seconds
         at = bisect_left(self._known, point)
         if not 0 < at < len(self._known):
             return None
         low, high = self._known[at - 1], self._known[at]
+        below, above = self.at(low), self.at(high)
+        assert below is not None and above is not None
         share = (point - low) / (high - low)
-        return (1 - share) * self._medians[low] + share * self._medians[high]
+        return (1 - share) * below + share * above
 
     def nearest(self, point: int) -> float | None:
         if not self._known:
@@ -169,4 +175,4 @@ class _Medians:
         return self.between(min(max(point, self._known[0]), self._known[-1]))
 
     def points(self) -> dict[int, float]:
-        return {point: self._medians[point] for point in self._known}
+        return {point: seconds for point in self._known if (seconds := self.at(point)) is not None}

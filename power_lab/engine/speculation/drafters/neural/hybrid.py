@@ -10,7 +10,6 @@ alike, and a round need not come back to the host.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -36,6 +35,7 @@ MOST = 31
 """Drafts of a round."""
 FAST, FADE, SEEN = 4.0, 0.7, 16
 """Tokens a pass by copying alone, as a fading mean of at most `SEEN` of each round, from which on the network is left out."""
+GROWTH = 512  # tokens by which a request's room grows
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,8 @@ class CopyShape(Shape):
 
     width: int = 0
     network: Shape | None = None
+
+    __hash__ = Shape.__hash__
 
 
 class HybridCompanion:
@@ -105,17 +107,29 @@ def beside(inner: Companion, ops: Ops, room: Room) -> Companion:
 
 
 class _Copied:
-    """One request's tokens, and what copying alone would have brought a pass lately."""
+    """One request's tokens, and what copying alone would have brought a pass lately: behind the last place where its last two were said."""
 
     def __init__(self, prompt: Sequence[int]) -> None:
-        self.tokens, self.mean = array("i", prompt), 0.0
+        self._tokens, self._count = np.asarray(prompt, np.int32), len(prompt)
+        self.mean = 0.0
+
+    @property
+    def tokens(self) -> np.ndarray:
+        return self._tokens[: self._count]
 
     def commit(self, emitted: Sequence[int]) -> None:
-        drafts, _ = recalled(np.frombuffer(self.tokens, np.int32), len(emitted))
-        self.tokens.extend(emitted)
-        accepted = 0
-        while accepted < len(emitted) - 1 and drafts[accepted] == emitted[accepted]:
-            accepted += 1
+        end = self._count + len(emitted)
+        if end > len(self._tokens):
+            self._tokens = np.concatenate((self.tokens, np.empty(max(GROWTH, end), np.int32)))
+        known = self.tokens
+        self._tokens[self._count : end] = emitted
+        self._count, accepted = end, 0
+        if len(known) > LEAST:
+            found = np.flatnonzero((known[1:-1] == known[-1]) & (known[:-2] == known[-2]))
+            if len(found):
+                came = found[-1] + 2
+                same = self._tokens[came : came + len(emitted) - 1] == self._tokens[len(known) : end - 1]
+                accepted = len(same) if same.all() else int(same.argmin())
         self.mean = FADE * self.mean + (1 - FADE) * min(accepted + 1, SEEN)
 
 
@@ -175,6 +189,22 @@ class HybridDrafter:
         return copied is not None and copied.mean >= FAST
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Laid:
+    """Arrays of a launch of the search: marks, where the network's drafts lie, tables; drafts, flat and by place.
+
+    Attributes:
+        pieces: (first byte, shape) of the first three.
+    """
+
+    pieces: list[tuple[int, tuple[int, ...]]]
+    came: Array
+    source: Array
+    tables: Array
+    tokens: Array
+    out: Array
+
+
 class Search:
     """The search on the device, with its index arrays.
 
@@ -191,54 +221,68 @@ class Search:
         self._raw = ops.empty((4 * self._places * (1 + MOST + self._pages),), "uint8")
         self._staging = ops.staging(self._raw)
         self._tokens = ops.empty((self._places * MOST,), "int32")
-        self._filled: dict[int, Filled] = {}
+        self._layouts: dict[tuple[int, int], _Laid] = {}
+        self._filled: Filled | None = None  # what the device holds
 
     @property
     def nbytes(self) -> int:
         return self._raw.nbytes + self._tokens.nbytes
 
     def release(self) -> None:
-        for name in ("told", "_raw", "_staging", "_tokens"):
+        for name in ("told", "_raw", "_staging", "_tokens", "_layouts"):
             vars(self).pop(name, None)
 
     def resume(
         self, blocks: Sequence[Block], marks: Array, network: Drafting | None, guessed: Sequence[int]
     ) -> Drafting:
         """Drafts behind the marks of these blocks. network: makes drafts of the blocks `guessed`, for where nothing is found."""
-        ops, places, widest = self._ops, self._cover(len(blocks)), max(block.width for block in blocks)
+        places, widest = self._cover(len(blocks)), max(block.width for block in blocks)
         width = next(hot for hot in HOT if hot >= widest)
-        shapes: list[tuple[int, ...]] = [(places,), (places, width), (places, self._pages)]  # came, source, tables
-        pieces = [(4 * sum(map(prod, shapes[:at])), shape) for at, shape in enumerate(shapes)]
-        memory = self._staging.open()
+        laid = self._laid_out(places, width)
         made = () if network is None else network.rows
         filled = Filled(blocks, (places, width, tuple(guessed), made))
-        if filled != self._filled.get(id(memory)):
-            self._filled[id(memory)] = filled
-            came, source, tables = (
-                memory[first : first + 4 * prod(shape)].view(np.int32).reshape(shape) for first, shape in pieces
-            )
-            came[:], source[:], tables[:] = -1, -1, 0
-            for place, block in enumerate(blocks):
-                came[place] = block.mark
-                tables[place, : len(block.blocks)] = block.blocks
-            for place, rows in zip(guessed, made, strict=True):
-                source[place, : len(rows)] = rows
-        self._staging.send(4 * sum(map(prod, shapes)))
-        marked, chosen, pages = (ops.view(self._raw, first, shape, "int32") for first, shape in pieces)
-        out = self._tokens[: places * width].reshape(places, width)
+        if filled != self._filled:  # else the device has it: it writes none of it
+            self._write(laid, blocks, guessed, made)
+            self._filled = filled
         given = self._tokens if network is None else network.tokens
-        told = self.told
+        ops, told = self._ops, self.told
 
         def forward() -> None:
             if network is not None:
                 network.forward()
-            ops.recall(told, pages, marked, marks, LEAST, chosen, given, out)
+            ops.recall(told, laid.tables, laid.came, marks, LEAST, laid.source, given, laid.out)
 
         drawn = "greedy" if network is None else network.shape.sampling
         part = None if network is None else network.shape
         shape = CopyShape(places * width, places * width, drawn, "", width, part)
         rows = tuple(tuple(range(at * width, at * width + block.width)) for at, block in enumerate(blocks))
-        return Drafting(shape, forward, self._tokens[: places * width], rows)
+        return Drafting(shape, forward, laid.tokens, rows)
+
+    def _write(
+        self, laid: _Laid, blocks: Sequence[Block], guessed: Sequence[int], made: Sequence[Sequence[int]]
+    ) -> None:
+        """Send a launch's arrays. made: where the network's drafts of the blocks `guessed` lie."""
+        memory = self._staging.open()
+        came, source, tables = (
+            memory[first : first + 4 * prod(shape)].view(np.int32).reshape(shape) for first, shape in laid.pieces
+        )
+        came[:], source[:], tables[:] = -1, -1, 0
+        for place, block in enumerate(blocks):
+            came[place] = block.mark
+            tables[place, : len(block.blocks)] = block.blocks
+        for place, rows in zip(guessed, made, strict=True):
+            source[place, : len(rows)] = rows
+        self._staging.send(4 * sum(prod(shape) for _, shape in laid.pieces))
+
+    def _laid_out(self, places: int, width: int) -> _Laid:
+        """The arrays of launches of so many places and drafts."""
+        if (places, width) not in self._layouts:
+            shapes: list[tuple[int, ...]] = [(places,), (places, width), (places, self._pages)]
+            pieces = [(4 * sum(map(prod, shapes[:at])), shape) for at, shape in enumerate(shapes)]
+            came, source, tables = (self._ops.view(self._raw, first, shape, "int32") for first, shape in pieces)
+            tokens = self._tokens[: places * width]
+            self._layouts[places, width] = _Laid(pieces, came, source, tables, tokens, tokens.reshape(places, width))
+        return self._layouts[places, width]
 
     def _cover(self, requests: int) -> int:
         return (self._coverage.cover(requests) if self._coverage is not None else None) or requests

@@ -73,3 +73,5 @@ class BlockShape(Shape):
 
     stairs: Stairs | None = None
     head: str = ""
+
+    __hash__ = Shape.__hash__
