@@ -190,7 +190,9 @@ def room(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("room")
 @pytest.mark.parametrize("drafter", ["lookup", "mtp"])
-def test_a_long_run_is_not_computed_again_while_its_prefix_is_held(drafter: str, numba_ops: Callable[[int], Ops]) -> None:
+def test_a_long_run_is_not_computed_again_while_its_prefix_is_held(
+    drafter: str, numba_ops: Callable[[int], Ops]
+) -> None:
     engine, record = long_engine(drafter, numba_ops(1))
     entry = next(entry for entry in reversed(record.rounds) if entry.drafted)
     ask = LensAsk.of(record, entry.start)
@@ -199,7 +201,9 @@ def test_a_long_run_is_not_computed_again_while_its_prefix_is_held(drafter: str,
     assert len(report.context) <= 200 and len(msgspec.msgpack.encode(report)) < 8_000
     assert rows_of(engine, lambda: engine.lens(ask)) <= 4 * 64
     engine.drop_prefixes()
-    assert rows_of(engine, lambda: engine.lens(ask)) <= LONG + 4 * 64, "once, not for the target and again for its draft"
+    assert rows_of(engine, lambda: engine.lens(ask)) <= LONG + 4 * 64, (
+        "once, not for the target and again for its draft"
+    )
     engine.check()
 
 

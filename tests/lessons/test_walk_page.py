@@ -6,27 +6,12 @@ import json
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import sync_playwright
 
 from power_lab.lessons import PoolWalk, SoftmaxWalk
-from tests.browser.lab import FLAGS, chromium
+from tests.pages import hydrate
 from tests.widgets.films import attended, film
-from tests.widgets.test_page import FAKE_MODEL, hydrate
 
 WALKS = {"pool": lambda: PoolWalk(film(), at=0), "softmax": lambda: SoftmaxWalk(attended(), at=0)}
-
-
-@pytest.fixture(scope="module")
-def page():
-    with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=chromium(), args=FLAGS)
-        page = browser.new_page()
-        page.errors = []
-        page.on("pageerror", lambda error: page.errors.append(str(error)))
-        page.evaluate(FAKE_MODEL)
-        yield page
-        assert page.errors == []
-        browser.close()
 
 
 @pytest.fixture(params=WALKS)

@@ -6,6 +6,7 @@ import math
 import re
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -134,6 +135,21 @@ def test_the_buttons_walk_over_rounds_and_stop_at_the_ends(monkeypatch: pytest.M
         refused._answer(refused, junk, [])
     assert refused.round == first_refused()
     refused.close()
+
+
+def test_of_a_long_run_it_asks_and_shows_no_more_than_of_a_short_one() -> None:
+    run, asked = Run(run_record(10_000, seed=2)), []
+
+    def look(ask: LensAsk) -> LensReport:
+        asked.append(ask)
+        return msgspec.structs.replace(answer(ask), context="word " * 40)
+
+    rounds = run.record.rounds
+    views = [Lens(look, run, round=at) for at in (len(rounds) // 2, len(rounds) - 2)]
+    for view, ask in zip(views, asked, strict=True):
+        assert len(ask.tokens) == ask.position + 1  # what comes after does not matter
+        assert len(view.to_html()) < 16_000
+        view.close()
 
 
 def test_a_gone_engine_keeps_the_position(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,36 +2,15 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import sync_playwright
 
 from power_lab.run import Run
 from power_lab.widgets.inspect import Inspect
 from power_lab.widgets.lens import Lens
-from tests.browser.lab import FLAGS, chromium
 from tests.factories import block_states, run_record
+from tests.pages import hydrate, load
 from tests.widgets.test_lens import RUN, answer
-
-FAKE_MODEL = """
-window.fake = (traits) => {
-  const handlers = {};
-  return {
-    sent: [],
-    get: (key) => traits[key],
-    set: (key, value) => { traits[key] = value; },
-    save_changes: () => {},
-    send(message) { this.sent.push(message); if (this.dead) throw new Error("closed"); },
-    on: (name, handler) => (handlers[name] ??= []).push(handler),
-    off: (name, handler) => { handlers[name] = (handlers[name] ?? []).filter((other) => other !== handler); },
-    answer: (...values) => (handlers["msg:custom"] ?? []).forEach((handler) => handler(...values)),
-    fire: (name, value) => (handlers[name] ?? []).forEach((handler) => handler(value)),
-    count: () => Object.values(handlers).flat().length,
-  };
-};
-"""
 
 
 class Lab:
@@ -39,24 +18,10 @@ class Lab:
         return block_states()
 
 
-@pytest.fixture(scope="module")
-def browser():
-    with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=chromium(), args=FLAGS)
-        yield browser
-        browser.close()
-
-
 @pytest.fixture
-def page(browser):
-    page = browser.new_page()
-    page.errors = []
-    page.on("pageerror", lambda error: page.errors.append(str(error)))
+def page(page):
     page.clock.install()
-    page.evaluate(FAKE_MODEL)
-    yield page
-    assert page.errors == []
-    page.close()
+    return page
 
 
 @pytest.fixture
@@ -64,22 +29,6 @@ def inspect():
     views = Inspect(Lab())
     yield views
     views.close()
-
-
-def load(page, view):
-    page.add_style_tag(content=view._css)
-    source = json.dumps(view._esm)
-    page.evaluate(
-        f"async () => {{ window.view = (await import(URL.createObjectURL(new Blob([{source}], {{type: 'text/javascript'}})))).default; }}"
-    )
-
-
-def hydrate(page, view):
-    page.evaluate("html => { document.body.innerHTML = html; }", view._repr_mimebundle_()["text/html"])
-    load(page, view)
-    names = ("view_id", "refreshable", "live", "files", "stops")
-    traits = json.dumps({name: getattr(view, name) for name in names})
-    page.evaluate(f"() => {{ window.model = fake({traits}); window.stop = view.initialize({{ model }}); }}")
 
 
 def test_details_follow_the_pointer_and_the_arrow_keys(page, inspect):
@@ -266,6 +215,30 @@ def test_a_lens_walks_by_buttons_and_its_content_is_replaced(page):
     page.evaluate("model.dead = true")
     page.get_by_role("button", name="Position before").click()
     assert page.get_by_role("button", name="Position before").is_disabled()
+    view.close()
+
+
+def test_a_lens_that_takes_its_time_says_so_and_is_asked_once(page):
+    view = Lens(answer, RUN)
+    hydrate(page, view)
+    after, status = page.get_by_role("button", name="Position after"), page.locator(".pl-tools .pl-status").first
+    after.click()
+    after.click()
+    assert page.evaluate("model.sent.length") == 1
+    assert status.inner_text() == ""  # most answers come at once
+    page.clock.run_for(600)
+    assert status.inner_text() == "Asked; no answer yet"
+    page.evaluate("model.answer({kind: 'gone', message: 'More than 60 s. Look again.'})")
+    assert status.inner_text() == "More than 60 s. Look again."
+    assert page.locator(".pl-stale").count() == 1
+    after.click()
+    assert page.evaluate("model.sent.length") == 2
+    page.evaluate("model.answer({kind: 'body', html: 'other place'})")
+    assert (status.inner_text(), page.locator(".pl-stale").count()) == ("", 0)
+    after.click()
+    page.clock.run_for(16000)
+    after.click()
+    assert page.evaluate("model.sent.length") == 4, "a lost question does not lock the buttons for ever"
     view.close()
 
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import sync_playwright
 
 from power_lab.errors import ConfigError
 from power_lab.tuning.sweep import sweep
-from tests.browser.lab import FLAGS, chromium
+from tests.pages import hydrate
 from tests.tuning.fakes import FakeLab
-from tests.widgets.test_page import FAKE_MODEL
 
 SHOWN = {
     "table": lambda found: found.show(),
@@ -20,25 +16,6 @@ SHOWN = {
     "heat": lambda found: found.heatmap("width", "speculate"),
     "parallel": lambda found: found.parallel(),
 }
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=chromium(), args=FLAGS)
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def page(browser):
-    page = browser.new_page()
-    page.errors = []
-    page.on("pageerror", lambda error: page.errors.append(str(error)))
-    page.evaluate(FAKE_MODEL)
-    yield page
-    assert page.errors == []
-    page.close()
 
 
 def grid(**changes):
@@ -52,18 +29,6 @@ def view(request):
     made = SHOWN[request.param](grid())
     yield made
     made.close()
-
-
-def hydrate(page, view):
-    page.evaluate("html => { document.body.innerHTML = html; }", view._repr_mimebundle_()["text/html"])
-    page.add_style_tag(content=view._css)
-    source = json.dumps(view._esm)
-    page.evaluate(
-        f"async () => {{ window.view = (await import(URL.createObjectURL(new Blob([{source}], {{type: 'text/javascript'}})))).default; }}"
-    )
-    names = ("view_id", "refreshable", "live", "files", "stops", "spots", "sweep_id")
-    traits = json.dumps({name: getattr(view, name) for name in names})
-    page.evaluate(f"() => {{ window.model = fake({traits}); window.stop = view.initialize({{ model }}); }}")
 
 
 def play(page, view, monkeypatch):

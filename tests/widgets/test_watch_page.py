@@ -2,55 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import time
 
 import pytest
-from playwright.sync_api import sync_playwright
 
 from power_lab.widgets.inspect import Inspect
 from power_lab.widgets.prefixes import Prefixes
 from power_lab.widgets.watch import Watch
-from tests.browser.lab import FLAGS, chromium
+from tests.pages import hydrate
 from tests.widgets.reports import vitals
-from tests.widgets.test_page import FAKE_MODEL
 from tests.widgets.test_prefixes import Engine, forked
 from tests.widgets.test_watch import Source
 
 FRAMES = """(rows) => { for (const row of rows) {
     traits.frame = new DataView(new Float64Array(row.map((x) => x ?? NaN)).buffer); model.fire('change:frame'); } }"""
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=chromium(), args=FLAGS)
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def page(browser):
-    page = browser.new_page()
-    page.errors = []
-    page.on("pageerror", lambda error: page.errors.append(str(error)))
-    page.evaluate(FAKE_MODEL)
-    yield page
-    assert page.errors == []
-    page.close()
-
-
-def hydrate(page, view):
-    source = json.dumps(view._esm)
-    page.evaluate("html => { document.body.innerHTML = html; }", view._repr_mimebundle_()["text/html"])
-    page.add_style_tag(content=view._css)
-    names = ("view_id", "fields", "facts", "kept", "hz", "files", "refreshable", "live")
-    traits = json.dumps({name: getattr(view, name) for name in names if hasattr(view, name)})
-    page.evaluate(f"() => {{ window.traits = {traits}; window.model = fake(traits); }}")
-    page.evaluate(
-        f"async () => {{ const view = (await import(URL.createObjectURL(new Blob([{source}], {{type: 'text/javascript'}})))).default;"
-        " window.stop = view.initialize({ model }); }"
-    )
 
 
 @pytest.fixture

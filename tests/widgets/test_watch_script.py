@@ -2,35 +2,16 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import sync_playwright
 
 from power_lab.widgets.watch import Watch
-from tests.browser.lab import FLAGS, chromium
-from tests.widgets.test_page import FAKE_MODEL, load
+from tests.pages import hydrate
 from tests.widgets.test_watch import Source
 
 
-@pytest.fixture(scope="module")
-def page():
-    with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=chromium(), args=FLAGS)
-        page = browser.new_page()
-        page.evaluate(FAKE_MODEL)
-        yield page
-        browser.close()
-
-
 def show(page, view):
-    page.evaluate("html => { document.body.innerHTML = html; }", view._repr_mimebundle_()["text/html"])
-    load(page, view)
-    traits = {name: getattr(view, name) for name in ("view_id", "files", "facts", "fields", "kept")}
-    page.evaluate(
-        f"() => {{ window.traits = {json.dumps(traits)}; window.model = fake(traits); window.stop = view.initialize({{ model }}); }}"
-    )
+    hydrate(page, view)
     view.close()
 
 
