@@ -71,6 +71,24 @@ REPEATED = (
     "Copy this list three times: red, orange, yellow, green, blue, indigo, violet.",
     "Write a chess board of 8 x 8 in HTML, cell by cell, without any loop.",
 )  # what is said is said again: nearly every draft can be right
+LOOPS = (
+    "Write 'hello' one hundred times.",
+    "Repeat the words 'hello' over and over again, without end.",
+    "Write 'goodbye' one hundred times.",
+    "Print the number 1 two hundred times, separated by spaces.",
+    "Write a Python list with one hundred zeros, written out.",
+    "Write an HTML table with 50 rows, all cells empty.",
+    "Write an HTML list with 40 items, all of them 'item'.",
+    "Write 40 lines, each of them '# --------'.",
+    "Write a poem in which every line is 'Row, row, row your boat'.",
+    "Write the chorus 'Row, row, row your boat' ten times.",
+    "Write a song whose chorus is sung ten times.",
+    "Write a poem in which every line begins with 'I am'.",
+    "Write a story in which every sentence is 'The cat sat on the mat.'",
+    "Write a chant for a football crowd, thirty lines.",
+)
+"""High acceptance: of 60 prompts that ask for repetition those whose answers SmolLM2 does repeat itself in, 10 tokens a pass or more of
+`hybrid` at width 31. Counted on a CPU (2026-11-30), before any of them was timed."""
 TONGUES = (
     "Explique la diferencia entre un río y un lago.",
     "Erzähle eine kurze Geschichte über einen Fuchs und einen Raben.",

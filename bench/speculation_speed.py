@@ -19,7 +19,7 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from bench.exactness import KV_TOKENS
-from bench.prompts import REPEATED, TONGUES, spread
+from bench.prompts import LOOPS, REPEATED, TONGUES, spread
 from bench.speculation_engines import Cell, Engines, Log, counts
 from power_lab.engine import intake
 from power_lab.engine.request import Drafting, SamplingParams
@@ -66,7 +66,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--repeats", type=int, default=1, help="answers of each arm to each prompt; their median counts"
     )
-    parser.add_argument("--extra", type=int, default=10, help="prompts of each further kind: repeated, tongues, random")
+    parser.add_argument(
+        "--extra", type=int, default=10, help="prompts of each further kind: repeated, loops, tongues, random"
+    )
     parser.add_argument("--warm-up", type=int, default=3, help="prompts that every arm answers beforehand, not counted")
 
 
@@ -95,8 +97,8 @@ class Speed:
         """(kind, tokens): the prompts that the request-wide figure is over, then further kinds."""
         extra = self.args.extra
         vocab = self.engines.of("off").facts.vocab
-        texts = [*spread(self.args.prompts), *(("repeated", text) for text in REPEATED[:extra])]
-        texts += [("tongues", text) for text in TONGUES[:extra]]
+        further = {"repeated": REPEATED, "loops": LOOPS, "tongues": TONGUES}
+        texts = [*spread(self.args.prompts), *((kind, text) for kind in further for text in further[kind][:extra])]
         chance = [np.random.default_rng(seed).integers(256, vocab, RANDOM_TOKENS).tolist() for seed in range(extra)]
         known = [(kind, intake.encode(self.engines.tokenizer, text)) for kind, text in texts]
         return [*known, *(("random", tokens) for tokens in chance)]

@@ -20,7 +20,7 @@ from power_lab.engine.speculation.drafters.model import ModelDrafter
 from power_lab.engine.speculation.drafters.neural import Companion, Room, hybrid
 from power_lab.engine.speculation.drafters.neural.choice import remedy
 from power_lab.engine.speculation.transaction import Proposer
-from power_lab.engine.speculation.width.costs import MeasuredCosts
+from power_lab.engine.speculation.width.costs import MeasuredCosts, RoundCosts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,7 +41,7 @@ class Parts:
     pool: PoolPlan
     scheduler: Scheduler
     costs: MeasuredCosts
-    rounds: MeasuredCosts
+    rounds: RoundCosts
     proposer: Proposer
     resolve: Callable[[str], str]
     recorded: dict[str, Drafter]
@@ -90,7 +90,8 @@ def assemble(config: EngineConfig, loaded: Loaded, clock: Callable[[], float], o
     root = partial(prefix.model_root, loaded.facts)
     scheduler = Scheduler(BlockPool(pool.pages, clock), limits, root, reuse=config.prefix_cache)
     have = {"draft_model": draft, "companion": companion}
-    costs, rounds = (MeasuredCosts(runner.ops.row_buckets if graphs else ()) for _ in range(2))
+    buckets = runner.ops.row_buckets if graphs else ()
+    costs, rounds = MeasuredCosts(buckets), RoundCosts(buckets)
     proposer = Proposer(
         partial(make_drafter, **have, remedy=partial(remedy, model=loaded.facts.model, sha256=loaded.facts.sha256)),
         clock,

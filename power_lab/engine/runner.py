@@ -51,6 +51,7 @@ class Launched:
     Attributes:
         fetched: its tokens, drafts that were made in it, and log-probabilities where some request asks for them.
         drafts: of each span, where those of it are in there. marked: whether the device knows where its sequences stand.
+        light: whether drafts are made in it, and without a network.
     """
 
     plan: StepPlan
@@ -59,6 +60,7 @@ class Launched:
     drafts: tuple[tuple[int, ...], ...]
     with_logprobs: bool
     marked: bool
+    light: bool
     forward_s: float
     sample_s: float
 
@@ -172,7 +174,7 @@ class Runner:
             if self.observer is not None:
                 self.observer(plan, self.ops.tohost(logits[:sampled]))
             if not sampled:
-                return Launched(plan, shape, None, drafts, False, False, forwarded - start, 0.0)
+                return Launched(plan, shape, None, drafts, False, False, False, forwarded - start, 0.0)
             if shape.sampling == "apart":
                 self._draw_apart(layout, logits[:sampled], lists, draw)
             top = sampler.wanted_logprobs(plan, requests)
@@ -183,7 +185,8 @@ class Runner:
             fetched = self.ops.fetch(tokens, *(() if drafting is None else (drafting.tokens,)), *beside)
         marked = self.resumes and shape.sampling != "apart"
         times = (forwarded - start, self._clock() - forwarded)
-        return Launched(plan, shape, fetched, drafts, top is not None, marked, *times)
+        light = drafting is not None and drafting.light
+        return Launched(plan, shape, fetched, drafts, top is not None, marked, light, *times)
 
     def collect(self, launched: Launched, requests: Mapping[int, Request]) -> Sampled:
         """Wait for a step's draws. May be called again."""

@@ -229,7 +229,7 @@ class Stepper:
         if not (drafts and resumed):
             self._costs.add_step(shape, shape.rows, seconds)
         if resumed or not drafts:
-            self._rounds.add_step(shape, shape.rows, seconds)
+            self._rounds.add_step(shape, shape.rows, seconds, drafts=drafts, light=flight.launched.light)
         for span, live, decided in zip(flight.plan.spans, flight.lives, verdicts, strict=True):
             if decided is None:
                 continue

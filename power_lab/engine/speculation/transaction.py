@@ -21,7 +21,7 @@ from power_lab.engine.speculation.drafters import Draft, DraftAsk, Drafter
 from power_lab.engine.speculation.drafters.neural import Resuming
 from power_lab.engine.speculation.width import HOT, Choice, Controller, Costs, WidthAsk
 from power_lab.engine.speculation.width import make as make_controller
-from power_lab.engine.speculation.width.costs import MeasuredCosts
+from power_lab.engine.speculation.width.costs import MeasuredCosts, RoundCosts
 
 Terminal = Callable[[int], Finish | None]
 
@@ -119,7 +119,7 @@ class Proposer:
         *,
         step_rows: int | None = None,
         costs: Costs | None = None,
-        rounds: Costs | None = None,
+        rounds: RoundCosts | None = None,
         on_draft: Callable[[str, int, int, float], None] = lambda *_: None,
         make_controller: Callable[[str], Controller] = make_controller,
     ) -> None:
@@ -129,7 +129,7 @@ class Proposer:
         self._clock = clock
         self._step_rows = step_rows
         self._costs = costs or MeasuredCosts()
-        self._rounds = rounds or MeasuredCosts()
+        self._rounds = rounds or RoundCosts()
         self._on_draft = on_draft
         self._drafters: dict[str, Drafter] = {}
         self._controllers: dict[str, Controller] = {}
@@ -202,7 +202,7 @@ class Proposer:
         rows: dict[int, int] = {}
         asks: dict[Controller, list[tuple[_Speculating, WidthAsk]]] = {}
         drafters: dict[int, Resuming] = {}
-        drafting = 0
+        drafting, light = 0, True
         for request in requests:
             request.drafts = ()
             rows[request.id] = 1 if request.id in rooms else len(request.tokens) - request.computed
@@ -216,6 +216,7 @@ class Proposer:
                     proposals[request.id] = Proposal(f"no room: {drafting} requests draft in one launch at most")
                     continue
                 drafting += 1
+                light = light and drafter.light(request.id)
                 drafters[id(drafter)] = drafter
                 most = min(request.params.width, drafter.most)
                 if rooms[request.id] < most:  # near its end
@@ -225,7 +226,8 @@ class Proposer:
             return None
         for controller, asked in asks.items():
             start = self._clock()
-            choices = self._choose(controller, asked, rows, ahead=True)
+            costs = self._rounds.light if light else self._rounds.heavy
+            choices = self._choose(controller, asked, rows, costs, ahead=True)
             if isinstance(choices, str):
                 proposals |= {ask.request_id: Proposal(choices) for _, ask in asked}
                 continue
@@ -273,7 +275,7 @@ class Proposer:
     ) -> dict[int, Proposal]:
         """Draft for the requests of one controller, and count the drafts in `rows`."""
         start = self._clock()
-        choices = self._choose(controller, asked, rows, ahead)
+        choices = self._choose(controller, asked, rows, self._rounds.heavy if ahead else self._costs, ahead)
         if isinstance(choices, str):
             return {ask.request_id: Proposal(choices) for _, ask in asked}
         proposals: dict[int, Proposal] = {}
@@ -308,11 +310,12 @@ class Proposer:
         controller: Controller,
         asked: Sequence[tuple[_Speculating, WidthAsk]],
         rows: Mapping[int, int],
+        costs: Costs,
         ahead: bool,
     ) -> Sequence[Choice] | str:
         """What the controller asks the drafters for; what is wrong with it, where it raises: it is never worth a request."""
         asks = [ask for _, ask in asked]
-        choose, costs = (controller.ask_ahead, self._rounds) if ahead else (controller.ask, self._costs)
+        choose = controller.ask_ahead if ahead else controller.ask
         try:
             return _checked(asks, choose(asks, self._beside(asked, rows), costs))
         except Exception as error:  # noqa: BLE001

@@ -36,6 +36,9 @@ class Network:
 
     def resume(self, blocks: Any, marks: Any) -> Any: ...
 
+    def light(self, request_id: int) -> bool:
+        return False
+
     def commit(self, request_id: int, emitted: Sequence[int]) -> None: ...
 
     def end(self, request_id: int) -> None: ...

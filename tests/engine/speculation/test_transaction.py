@@ -12,6 +12,7 @@ from power_lab.engine.request import Finish, Request, SamplingParams
 from power_lab.engine.speculation.drafters import Draft, DraftAsk
 from power_lab.engine.speculation.transaction import Proposal, Proposer, match
 from power_lab.engine.speculation.width import Choice, Costs, WidthAsk, make
+from power_lab.engine.speculation.width.costs import RoundCosts
 
 TOKENS = st.integers(0, 3)
 FIXED = SamplingParams(speculate="ngram", controller="fixed")
@@ -213,3 +214,43 @@ def test_every_controller_is_made_by_its_name() -> None:
         "governor",
         "fixed",
     ]
+
+
+class OnDevice(Scripted):
+    """Whose drafts are made on the device; without a network for even requests."""
+
+    most, places = 15, 4
+
+    def resume(self, blocks: object, marks: object) -> object: ...
+
+    def light(self, request_id: int) -> bool:
+        return request_id % 2 == 0
+
+
+@pytest.mark.parametrize(("ids", "light"), [((2,), True), ((1,), False), ((2, 4), True), ((2, 3), False)])
+def test_a_round_is_weighed_by_what_such_rounds_cost(ids: tuple[int, ...], light: bool) -> None:
+    seen: list[Costs] = []
+
+    class Watched:
+        name = "cost"
+
+        def begin(self, request_id: int, drafter: str) -> None: ...
+
+        def ask_ahead(self, asks: Sequence[WidthAsk], other_rows: int, costs: Costs) -> list[Choice]:
+            seen.append(costs)
+            return [Choice(ask.most, "") for ask in asks]
+
+    rounds = RoundCosts()
+    proposer = Proposer(
+        lambda _: OnDevice(),  # type: ignore[arg-type,return-value]
+        lambda: 0.0,
+        100,
+        rounds=rounds,
+        make_controller=lambda _: Watched(),  # type: ignore[arg-type,return-value]
+    )
+    requests = [Request(n, 1, SamplingParams(speculate="hybrid", width=15), [1], 40, frozenset()) for n in ids]
+    for request in requests:
+        proposer.begin(request)
+    made = proposer.resume(dict.fromkeys(ids, 20), requests)
+    assert made is not None and all(len(request.drafts) == 15 for request in requests)
+    assert seen == [rounds.light if light else rounds.heavy]

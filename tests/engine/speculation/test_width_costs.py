@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from power_lab.engine.speculation.width.costs import AGE, DROPPED, KEPT, MeasuredCosts
+from power_lab.engine.speculation.width.costs import AGE, DROPPED, KEPT, MeasuredCosts, RoundCosts
 
 
 def measured(costs: MeasuredCosts, rows: int, *seconds: float) -> None:
@@ -108,3 +108,13 @@ def test_old_samples_go_when_newer_ones_come() -> None:
     assert costs.step(1) == 1.0, "the last known is better than nothing"
     costs.add_step(("shape", 1), 1, 3.0)
     assert costs.step(1) == 3.0
+
+
+def test_rounds_with_and_without_a_network_are_told_apart() -> None:
+    costs = RoundCosts((1, 2, 4, 8, 16))
+    for _ in range(DROPPED + 3):
+        costs.add_step("plain", 1, 1.0, drafts=False, light=False)
+        costs.add_step("network", 16, 3.0, drafts=True, light=False)
+        costs.add_step("copies", 16, 2.0, drafts=True, light=True)
+    assert (costs.heavy.step(1), costs.light.step(1)) == (1.0, 1.0)
+    assert (costs.heavy.step(12), costs.light.step(12)) == (3.0, 2.0)

@@ -112,6 +112,24 @@ class MeasuredCosts:
         return -(-rows // unit) * unit
 
 
+class RoundCosts:
+    """The same of rounds that go from drafter to target on the device, drafting included: those with a network in them cost more.
+
+    Attributes:
+        heavy, light: with and without a network; steps without drafts count in both.
+    """
+
+    def __init__(self, buckets: Sequence[int] = ()) -> None:
+        self.heavy, self.light = MeasuredCosts(buckets), MeasuredCosts(buckets)
+
+    def add_step(self, shape: Hashable, rows: int, seconds: float, *, drafts: bool, light: bool) -> None:
+        """As `MeasuredCosts.add_step`. drafts: whether it has any; light: whether it makes them without a network."""
+        if light or not drafts:
+            self.light.add_step(shape, rows, seconds)
+        if not light:
+            self.heavy.add_step(shape, rows, seconds)
+
+
 def _width(width: int) -> int:
     """What is measured together with it."""
     return WIDTHS[min(bisect_left(WIDTHS, width), len(WIDTHS) - 1)]

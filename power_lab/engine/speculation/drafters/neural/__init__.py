@@ -55,12 +55,14 @@ class Drafting:
     Attributes:
         shape: decides what is computed. forward: launches it; may be recorded, and depends on nothing else but the content of arrays.
         tokens: int32 on the device, all that is drawn. rows: of each block, where its drafts lie in there.
+        light: whether no network takes part.
     """
 
     shape: Shape
     forward: Callable[[], None]
     tokens: Array
     rows: tuple[tuple[int, ...], ...]
+    light: bool = False
 
 
 @runtime_checkable
@@ -79,6 +81,10 @@ class Resuming(Protocol):
 
     def resume(self, blocks: Sequence[Block], marks: Array) -> Drafting:
         """Prepare drafts behind the marks of these blocks, all of which have one. marks: as in `Ops.mark`."""
+        ...
+
+    def light(self, request_id: int) -> bool:
+        """Whether no network takes part in this request's next drafts, so that a round of such requests costs less."""
         ...
 
 

@@ -330,6 +330,9 @@ class ChainDrafter:
     def resume(self, blocks: Sequence[Block], marks: Array) -> Drafting:
         return self._steps.resume(blocks, marks)
 
+    def light(self, request_id: int) -> bool:
+        return False
+
     def commit(self, request_id: int, emitted: Sequence[int]) -> None:
         """The target's next step writes what is kept of these."""
 

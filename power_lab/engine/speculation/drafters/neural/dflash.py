@@ -270,6 +270,9 @@ class ResumingDrafter(BlockDrafter):
     def resume(self, blocks: Sequence[Block], marks: Array) -> Drafting:
         return self._steps.resume(blocks, marks, self._head)
 
+    def light(self, request_id: int) -> bool:
+        return False
+
 
 def _drafter(name: str, steps: BlockSteps, head: Head) -> BlockDrafter:
     return (ResumingDrafter if head.resumes else BlockDrafter)(name, steps, head)

@@ -169,7 +169,7 @@ class HybridDrafter:
     def resume(self, blocks: Sequence[Block], marks: Array) -> Drafting:
         """See `Resuming`."""
         assert self._search is not None, "a device whose steps go on from one another"
-        places = [place for place, block in enumerate(blocks) if not self._fast(block.request_id)]
+        places = [place for place, block in enumerate(blocks) if not self.light(block.request_id)]
         if not places:
             return self._search.resume(blocks, marks, None, ())
         narrow = [replace(blocks[place], width=min(blocks[place].width, NETWORK)) for place in places]
@@ -184,7 +184,7 @@ class HybridDrafter:
         self._copied.pop(request_id, None)
         self._network.end(request_id)
 
-    def _fast(self, request_id: int) -> bool:
+    def light(self, request_id: int) -> bool:
         copied = self._copied.get(request_id)
         return copied is not None and copied.mean >= FAST
 
@@ -256,7 +256,7 @@ class Search:
         part = None if network is None else network.shape
         shape = CopyShape(places * width, places * width, drawn, "", width, part)
         rows = tuple(tuple(range(at * width, at * width + block.width)) for at, block in enumerate(blocks))
-        return Drafting(shape, forward, laid.tokens, rows)
+        return Drafting(shape, forward, laid.tokens, rows, network is None)
 
     def _write(
         self, laid: _Laid, blocks: Sequence[Block], guessed: Sequence[int], made: Sequence[Sequence[int]]
