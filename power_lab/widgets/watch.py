@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 
 KEPT_S = 120  # seconds of history
 UNASKED_S = 10.0  # samples go on so long without a page that shows them
+REST_HZ, REST_S = (
+    1.0,
+    900.0,
+)  # while the view is out of sight, and for how long: whoever scrolls back sees what happened meanwhile
 LEASE = 60  # seconds in which the kernel was free and a page said nothing: the page is gone
 FIRST_S = 0.5  # how long the static view waits for its first samples
 
@@ -64,7 +68,8 @@ class HostSource:
 class Watch(View):
     """Tiles with numbers and their last two minutes, memory and blocks as bars.
 
-    Samples are asked for while a page shows the view and for ten seconds after it was made; hidden views cost nothing.
+    Samples are asked for while a page shows the view and for ten seconds after it was made. While all pages have it out of sight, one
+    a second is kept for a quarter of an hour, and nothing is sent.
 
     Args:
         source: of samples. key: the engine to show, "" for the first one. hz: samples a second, 1..20.
@@ -86,7 +91,7 @@ class Watch(View):
     def __init__(self, source: Source, key: Callable[[], str] = lambda: "", hz: float = 10.0) -> None:
         self._lock = threading.RLock()
         self._feed: Handle | None = None
-        self._asking = False
+        self._asking = self._resting = False
         if checked(hz) < 1:
             raise ConfigError("hz", f"{hz} is too slow to tell within two seconds that an engine is gone", "Use 1..20.")
         self._source, self._key = source, key
@@ -109,19 +114,25 @@ class Watch(View):
         """Whether samples are asked for now."""
         return self._feed is not None
 
+    @property
+    def resting(self) -> bool:
+        """Whether they are asked for to keep the history alone."""
+        return self.asking and self._resting
+
     def close(self) -> None:
         self._stop()
         super().close()
 
     # --- samples ----------------------------------------------------------------------------------------------------------------
 
-    def _begin(self) -> None:
+    def _begin(self, resting: bool = False) -> None:
         with self._lock:
-            if self._feed is not None:
+            if self._feed is not None and self._resting == resting:
                 return
-            self._asking = True  # before it is: the first sample may come at once
+            self._stop()
+            self._asking, self._resting = True, resting  # before it is: the first sample may come at once
             try:
-                self._feed = self._source(self._on_vitals, self.hz, self._on_end)
+                self._feed = self._source(self._on_vitals, REST_HZ if resting else self.hz, self._on_end)
             except PowerLabError as error:
                 self._asking = False
                 self._tell({"state": "none", "message": str(error)})
@@ -147,7 +158,8 @@ class Watch(View):
         else:
             row = self.history.add(vitals, engine)
             self._tell(_facts(vitals, engine))
-            self.frame = row.astype("<f8").tobytes()
+            if not self._resting:
+                self.frame = row.astype("<f8").tobytes()
         if len(self.history) > 1 or engine is None:
             self._shown.set()
         self._tend()
@@ -171,8 +183,8 @@ class Watch(View):
                 self._begin()
             else:
                 self._pages.pop(name, None)
-                if not self._pages:
-                    self._stop()
+                if not self._pages and self.asking:
+                    self._begin(resting=True)
             self._heard = time.monotonic()
         if content.get("on") and not known:
             self.send({"kind": "history"}, [self.history.table.astype("<f8").tobytes()])
@@ -183,7 +195,7 @@ class Watch(View):
         if now - self._turned < 1.0:
             return
         self._turned = now
-        if not self._pages and now - self._heard > UNASKED_S:
+        if not self._pages and now - self._heard > (REST_S if self._resting else UNASKED_S):
             self._stop()
         elif self._loop is not None and not self._turning and not self._loop.is_closed():
             self._turning = True

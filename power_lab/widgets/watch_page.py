@@ -96,7 +96,7 @@ def page(facts: Mapping[str, Any], history: History) -> str:
     without = _OF_GRAPHS if str(facts.get("device")).startswith("cpu") else set()
     without |= {name for name in OPTIONAL if np.isnan(table[name]).all()}
     shown = [tile for tile in TILES if tile.field not in without]
-    tiles = "".join(_tile(tile, table[tile.field]) for tile in shown)
+    tiles = "".join(_tile(tile, table[tile.field], table["at"]) for tile in shown)
     bars = "".join(_bar(title, unit, parts, table) for title, unit, parts in BARS)
     return f'<div class="pl-watch">{_top(facts)}<div class="pl-tiles">{tiles}</div><div class="pl-stacks">{bars}</div></div>'
 
@@ -113,13 +113,13 @@ def _top(facts: Mapping[str, Any]) -> str:
     )
 
 
-def _tile(tile: Tile, values: np.ndarray) -> str:
+def _tile(tile: Tile, values: np.ndarray, times: np.ndarray) -> str:
     mark = MARKS[tile.mark]
     return (
         f'<div class="pl-tile" title="{escape(tile.meaning)}" data-field="{tile.field}" data-unit="{tile.unit}"'
         f' data-mark="{mark.name}" data-top="{tile.top:g}">'
         f"<b>{told(float(values[-1]), tile.unit)}</b> <small>{escape(tile.label)}</small>"
-        f'<span class="pl-spark">{image(_spark(tile, values), _alt(tile, values), style="width:100%;height:32px")}</span></div>'
+        f'<span class="pl-spark">{image(_spark(tile, values, times), _alt(tile, values), style="width:100%;height:32px")}</span></div>'
     )
 
 
@@ -131,18 +131,20 @@ def _alt(tile: Tile, values: np.ndarray) -> str:
     return f"{tile.label}: {low} to {high}, now {now}"
 
 
-def _spark(tile: Tile, values: np.ndarray, width: int = 150, height: int = 32) -> str:
-    parts = _line(tile, values, width, height)
+def _spark(tile: Tile, values: np.ndarray, times: np.ndarray, width: int = 150, height: int = 32) -> str:
+    parts = _line(tile, values, times, width, height)
     return svg(width, height, path(f"M0 {height - 1}H{width}", f"stroke='{FAINT}'") + parts, stretch=True)
 
 
-def _line(tile: Tile, values: np.ndarray, width: float, height: float) -> str:
-    """Gaps where nothing is known."""
+def _line(tile: Tile, values: np.ndarray, times: np.ndarray, width: float, height: float) -> str:
+    """Along the time, for samples come at more than one rate. Gaps where nothing is known."""
+    groups = min(POINTS, len(values))
     with np.errstate(all="ignore"):
         means = [
-            float(np.nanmean(part)) if not np.isnan(part).all() else math.nan
-            for part in np.array_split(values, min(POINTS, len(values)))
+            float(np.nanmean(part)) if not np.isnan(part).all() else math.nan for part in np.array_split(values, groups)
         ]
+    begin, span = times[0], max(times[-1] - times[0], 1e-9)
+    places = [width * (part[-1] - begin) / span for part in np.array_split(times, groups)]
     known = [value for value in means if not math.isnan(value)]
     top = tile.top or max(known, default=0) or 1.0
     look = f"stroke='{MARKS[tile.mark].light}' stroke-width='1.5' vector-effect='non-scaling-stroke'"
@@ -152,7 +154,7 @@ def _line(tile: Tile, values: np.ndarray, width: float, height: float) -> str:
             lines.append(line(run, look))
             run = []
         else:
-            run.append((at * width / max(1, len(means) - 1), height - 2 - (height - 5) * min(1.0, value / top)))
+            run.append((places[at], height - 2 - (height - 5) * min(1.0, value / top)))
     return "".join(lines)
 
 
@@ -186,6 +188,7 @@ def picture(history: History) -> str:
     for at, tile in enumerate(shown):
         x, y = 12 + (at % 3) * wide, 8 + (at // 3) * high
         words = text(0, 18, told(float(table[tile.field][-1]), tile.unit), "font-size='16'") + text(84, 18, tile.label)
-        inner = f"<g transform='translate(0 26)'>{path('M0 40H210', f'''stroke='{FAINT}' ''')}{_line(tile, table[tile.field], 210, 40)}</g>"
+        lines = _line(tile, table[tile.field], table["at"], 210, 40)
+        inner = f"<g transform='translate(0 26)'>{path('M0 40H210', f'''stroke='{FAINT}' ''')}{lines}</g>"
         parts.append(f"<g transform='translate({x} {y})'>{words}{inner}</g>")
     return svg(12 + 3 * wide, 16 + -(-len(shown) // 3) * high, "".join(parts))

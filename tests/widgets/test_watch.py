@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 
 import numpy as np
@@ -62,6 +63,18 @@ def test_rates_are_over_the_last_second():
     assert np.isnan(told["power_w"])
 
 
+def test_lines_go_by_time_whatever_the_rate():
+    history = History(100)
+    for tick, at in enumerate([0.0, 1.0, *np.arange(1.1, 2.05, 0.1)]):
+        sample = vitals(tick, at=at, tokens=tick, running=2)
+        history.add(sample, sample.engines[0])
+    tile = next(one for one in watch_page.TILES if one.field == "running")
+    drawn = watch_page._line(tile, history.column("running"), history.column("at"), 100.0, 40.0)
+    places = [float(place) for place in re.findall(r"[ML]([\d.]+)", drawn)]
+    assert places[:3] == pytest.approx([0.0, 50.0, 55.0], abs=0.1)
+    assert places[-1] == 100.0
+
+
 def test_memory_stays_and_the_oldest_go():
     history = History(10)
     for at in range(1000):
@@ -119,21 +132,39 @@ def test_names_cannot_reach_the_page(view, source):
     assert "<i>" not in view.to_html()
 
 
-def test_it_asks_only_while_a_page_shows_it(view, source):
+def test_out_of_sight_it_keeps_its_history_and_sends_nothing(view, source, monkeypatch):
     assert view.asking
     view._answer(view, {"kind": "watch", "page": "p", "on": True}, [])
     view._answer(view, {"kind": "watch", "page": "q", "on": True}, [])
     view._answer(view, {"kind": "watch", "page": "p", "on": False}, [])
-    assert view.asking
+    assert view.asking and not view.resting
     view._answer(view, {"kind": "watch", "page": "q", "on": False}, [])
-    assert not view.asking
-    assert source.closed == 1
-    kept = len(view.history)
-    source.on_vitals(vitals())  # on its way
-    assert len(view.history) == kept
+    assert view.resting
+    assert (source.begun, source.closed, source.hz) == (2, 1, module.REST_HZ)
+    kept, frame = len(view.history), view.frame
+    source.on_vitals(vitals(3, at=1005.0, tokens=60))
+    assert len(view.history) == kept + 1
+    assert view.frame == frame
+    sent = []
+    monkeypatch.setattr(view, "send", lambda content, buffers=(): sent.append(buffers))
     view._answer(view, {"kind": "watch", "page": "q", "on": True}, [])
-    assert view.asking
-    assert source.begun == 2
+    assert view.asking and not view.resting and source.hz == view.hz
+    assert len(sent[0][0]) == len(view.history) * len(FIELDS) * 8, "what happened out of sight is told"
+
+
+def test_it_rests_for_a_while_only(view, source, monkeypatch):
+    view._answer(view, {"kind": "watch", "page": "p", "on": True}, [])
+    view._answer(view, {"kind": "watch", "page": "p", "on": False}, [])
+    for kept in (True, False):
+        monkeypatch.setattr(module, "REST_S", 900.0 if kept else 0.0)
+        view._turned = 0.0
+        source.on_vitals(vitals(at=1100.0))
+        assert view.asking == kept
+    kept = len(view.history)
+    source.on_vitals(vitals(at=1200.0))  # on its way
+    assert len(view.history) == kept
+    view._answer(view, {"kind": "watch", "page": "p", "on": False}, [])
+    assert not view.asking, "what does not ask does not begin to rest"
 
 
 def test_without_a_page_it_stops_by_itself(view, source, monkeypatch):

@@ -173,9 +173,12 @@ function attach(root, model) {
     const row = new Float64Array(view.buffer.slice(view.byteOffset, view.byteOffset + view.byteLength));
     if (samples.length && row[fields.indexOf("tokens")] < samples.at(-1)[fields.indexOf("tokens")]) samples.length = 0; // another engine
     samples.push(row);
-    while (row[0] - samples[0][0] > model.get("kept")) samples.shift();
+    trim();
     plan();
     state();
+  };
+  const trim = () => {
+    while (samples.length && samples.at(-1)[0] - samples[0][0] > model.get("kept")) samples.shift();
   };
   const answer = (message, buffers) => {
     if (message.kind === "history") {
@@ -183,6 +186,7 @@ function attach(root, model) {
       samples.length = 0;
       for (let at = 0; at + width <= view.byteLength; at += width)
         samples.push(new Float64Array(view.buffer.slice(view.byteOffset + at, view.byteOffset + at + width)));
+      trim();
       plan();
     } else if (message.kind === "body") {
       body.innerHTML = message.html;
