@@ -66,9 +66,15 @@ def reasons(record: RunRecord) -> str:
         if entry.width >= 0:
             if last >= 0 and entry.width != last:
                 way = "wider" if entry.width > last else "narrower"
-                changed[f"{way}: {entry.why}" if entry.why else way] += 1
+                changed[f"{way}: {why}" if (why := _why(entry)) else way] += 1
             last = entry.width
     return _reasons("Rounds without a draft", without, "round") + _reasons("Why the width changed", changed, "time")
+
+
+def _why(entry: Round) -> str:
+    """The controller's reason without the width that it begins with, which stands beside it."""
+    why = entry.why.removeprefix(f"{entry.width}: ")
+    return "all that the drafter had" if why == "fixed" else why
 
 
 def _reasons(title: str, found: Counter[str], noun: str) -> str:
@@ -199,7 +205,7 @@ def _width(row: _Row, before: int) -> str:
         return '<td class="pl-num"><small title="The controller was not asked">–</small></td>'
     low, high = min(widths), max(widths)
     way = "" if before < 0 or widths[0] == before else "▲" if widths[0] > before else "▼"
-    why = next((entry.why for entry in row.rounds if entry.why), "") or "no reason given"
+    why = next((_why(entry) for entry in row.rounds if entry.why), "") or "no reason given"
     moved = f"from {before} to {widths[0]}: " if way else ""
     return f'<td class="pl-num" title="{escape(f"{moved}{why}")}">{f"<small>{way}</small> " if way else ""}{_range(low, high)}</td>'
 

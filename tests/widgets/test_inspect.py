@@ -15,6 +15,7 @@ from power_lab.widgets.acceptance import Acceptance
 from power_lab.widgets.blocks import Blocks
 from power_lab.widgets.inspect import _OPEN, Inspect
 from power_lab.widgets.palette import BLOCKS, TOKENS, legend
+from power_lab.widgets.rounds_table import reasons
 from power_lab.widgets.text import visible
 from power_lab.widgets.view import View
 from tests.factories import block_states, run_record, run_records
@@ -260,3 +261,17 @@ def test_who_asks_what_there_is_is_told():
         assert f"lab.inspect.{name.lower()}(" in told.lower()
     assert "lab.inspect.close" not in told
     assert max(map(len, told.splitlines())) < 170
+
+
+def test_why_a_width_changed_is_said_without_repeating_the_width():
+    record = run_record(60)
+    whys = ("8: fixed", "1: fixed", "8: fixed", "3: two drafts survive")
+    widths = (8, 1, 8, 3)
+    rounds = [
+        msgspec.structs.replace(one, width=width, why=why)
+        for one, width, why in zip(record.rounds, widths, whys, strict=False)
+    ]
+    html = reasons(msgspec.structs.replace(record, rounds=tuple(rounds)))
+    assert "narrower: all that the drafter had (1 time)" in html
+    assert "wider: all that the drafter had (1 time)" in html
+    assert "narrower: two drafts survive (1 time)" in html
