@@ -182,7 +182,7 @@ function RunLine(props: { run: IRun; trans: TranslationBundle }): JSX.Element {
       <span className="jp-PowerLab-runName" title={run.client}>
         {clientName(run.client) || trans.__('run %1', run.run)}
       </span>
-      <span className="jp-PowerLab-number">{trans._n('%1 token', '%1 tokens', run.tokens)}</span>
+      <span className="jp-PowerLab-number">{trans._n('%2 token', '%2 tokens', run.tokens, count(run.tokens))}</span>
       <span className="jp-PowerLab-number">{duration(run.age_s)}</span>
     </li>
   );

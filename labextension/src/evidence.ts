@@ -42,9 +42,9 @@ export function read(data: unknown, words: IWords): IReceipt | null {
     groups: [
       { title: words.__('Model'), facts: modelFacts(model, words) },
       { title: words.__('Drafter'), facts: drafterFacts(draft, sampling, words) },
-      { title: words.__('Settings'), facts: settings(engine, sampling, words) },
       { title: words.__('Figures'), facts: figures(observed, prompt, output, words) },
-      { title: words.__('Digests (SHA-256)'), facts: digestFacts(digests, prompt, output, observed, words) }
+      { title: words.__('Digests (SHA-256)'), facts: digestFacts(digests, prompt, output, observed, words) },
+      { title: words.__('Settings'), facts: settings(engine, sampling, words) } // the longest: a column of its own where there is room
     ].filter(group => group.facts.length > 0)
   };
 }
@@ -57,7 +57,7 @@ function modelFacts(model: Fields, words: IWords): IFact[] {
     [words.__('file'), model['file']],
     [words.__('architecture'), model['architecture']],
     [words.__('parameters'), number(model['parameters']) ? count(number(model['parameters'])) : ''],
-    [words.__('weights'), Object.entries(section(model['quantisation'])).map(([kind, n]) => `${kind} × ${plain(n)}`).join(', ')],
+    [words.__('weights'), Object.entries(section(model['quantisation'])).map(([kind, n]) => `${kind} × ${number(n) ? count(number(n)) : plain(n)}`).join(', ')],
     [words.__('licence'), model['license']],
     [words.__('file digest'), model['sha256']]
   ]);

@@ -93,6 +93,14 @@ test('a receipt is read whatever is in it', () => {
   }
 });
 
+test('a receipt has the longest group last, and figures as people read them', () => {
+  const claim = { model: { name: 'm', quantisation: { Q8_0: 30081024, odd: 'x' } }, sampling: { top_k: 0 }, output: { tokens: 71 } };
+  const { groups } = read({ schema: 'power-lab.receipt/1', claim, digests: { claim: 'a' } }, words);
+  assert.deepEqual(groups.map(group => group.title), ['Model', 'Figures', 'Digests (SHA-256)', 'Settings']);
+  const weights = groups[0].facts.find(fact => fact.name === 'weights').value;
+  assert.equal(weights, `Q8_0 × ${(30081024).toLocaleString()}, odd × x`);
+});
+
 test('a notebook is shown by its name, without its folders', () => {
   assert.equal(baseName('/home/ada/work/notebooks/tour.ipynb'), 'tour.ipynb');
   assert.equal(baseName('C:\\work\\tour.ipynb'), 'tour.ipynb');
