@@ -194,7 +194,6 @@ class Connection:
             if isinstance(error, EngineClosed):
                 self._host.engines.drop(hosted.key)
             raise
-        run.ticket = ticket
         if run.cancelled or not self._open:
             ticket.cancel()
         self.send(wire.Accepted(id=frame.id, run=ticket.id))
@@ -208,7 +207,8 @@ class Connection:
         def on_done(record: RunRecord) -> None:
             self._later(self._done, run, record)
 
-        return engine.submit(
+        # Here and not on the loop: the engine tells of the run from now on, and a sample names its client by the ticket.
+        run.ticket = ticket = engine.submit(
             prompting(frame.prompt),
             frame.params,
             chat=frame.chat,
@@ -219,6 +219,7 @@ class Connection:
             on_delta=on_delta,
             on_done=on_done,
         )
+        return ticket
 
     def _later(self, call: Callable[..., None], *args: object) -> None:
         try:

@@ -16,7 +16,7 @@ from power_lab.engine.host.gauges import Gauges, Reading
 from power_lab.engine.host.threads import on_thread
 from power_lab.engine.revision import code_digest
 from power_lab.engine.subscription import GAUGES_S
-from power_lab.engine.vitals import EngineVitals, RunVitals, Vitals, checked, rated
+from power_lab.engine.vitals import EngineVitals, Vitals, checked, rated
 from power_lab.errors import QueueFull
 
 if TYPE_CHECKING:
@@ -83,14 +83,19 @@ class Pulse:
     def _now(self) -> _Beat:
         now = time.monotonic()
         if now - self._beat.at > SHARED_S:
-            runs: dict[tuple[str, int], str] = {}
-            for client in self._host.clients:
-                runs |= {(run.hosted.key, run.ticket.id): client.title for run in client.runs if run.ticket is not None}
-            engines = {hosted.key: self._engine(hosted, runs) for hosted in self._host.engines}
-            self._beat = _Beat(now, engines)
+            engines = {hosted.key: self._engine(hosted) for hosted in self._host.engines}
+            clients = self._clients()  # behind the engines: who submitted a run that they tell of is known by now
+            self._beat = _Beat(now, {key: _named(engine, clients) for key, engine in engines.items()})
         return self._beat
 
-    def _engine(self, hosted: Hosted, clients: dict[tuple[str, int], str]) -> EngineVitals:
+    def _clients(self) -> dict[tuple[str, int], str]:
+        """(engine, run) -> whose."""
+        clients: dict[tuple[str, int], str] = {}
+        for client in self._host.clients:
+            clients |= {(run.hosted.key, run.ticket.id): client.title for run in client.runs if run.ticket is not None}
+        return clients
+
+    def _engine(self, hosted: Hosted) -> EngineVitals:
         holders = tuple(sorted(holder.title for holder in hosted.holders))
         if hosted.engine is None:
             return EngineVitals(
@@ -103,9 +108,8 @@ class Pulse:
                 clients=holders,
             )
         vitals = hosted.engine.vitals()
-        runs = tuple(_named(run, clients.get((hosted.key, run.run), "")) for run in vitals.runs)
         ends_in = self._host.engine_ends_in_s(hosted)
-        return msgspec.structs.replace(vitals, engine=hosted.key, clients=holders, ends_in_s=ends_in, runs=runs)
+        return msgspec.structs.replace(vitals, engine=hosted.key, clients=holders, ends_in_s=ends_in)
 
     def _vitals(self, beat: _Beat, before: _Beat | None, seq: int) -> Vitals:
         then = before.engines if before is not None else {}
@@ -149,5 +153,7 @@ class Pulse:
             self._host.log.warning("the device could not be asked: %s", error)
 
 
-def _named(run: RunVitals, client: str) -> RunVitals:
-    return msgspec.structs.replace(run, client=client) if client else run
+def _named(engine: EngineVitals, clients: dict[tuple[str, int], str]) -> EngineVitals:
+    """With the client of each run; one that the host began by itself, as for a lens, has none."""
+    runs = tuple(msgspec.structs.replace(run, client=clients.get((engine.engine, run.run), "")) for run in engine.runs)
+    return msgspec.structs.replace(engine, runs=runs)

@@ -33,6 +33,7 @@ def test_samples_tell_counters_rates_and_who_runs_what(home: Home):
     assert (told.state, told.model, told.ends_in_s) == ("ready", "fake", None)
     assert told.clients == last.clients and told.clients[0].startswith("test (pid ")
     assert [one.client for one in told.runs] == list(told.clients)
+    assert all(one.client for sample in seen for one in sample.engines[0].runs), "from its first sample on"
     assert last.pid == engine.client.pid and last.resident > 0 and last.device.name == "cpu"
     assert seen[0].engines[0].tokens_per_s == 0, "a first sample has nothing to compare with"
     feed.close()
