@@ -15,7 +15,7 @@ import msgspec
 from power_lab.conversation import TURN_OPTIONS, Conversation
 from power_lab.engine.config import EngineConfig, HostSettings, Paths, names_model, user_path
 from power_lab.engine.request import SamplingParams
-from power_lab.errors import ConfigError, EngineClosed, EngineInUse, RequestCancelled, StepFailed
+from power_lab.errors import ConfigError, EngineClosed, EngineInUse, HostUnavailable, RequestCancelled, StepFailed
 from power_lab.keywords import plain, sampling
 from power_lab.many import derived_seed, in_order
 
@@ -135,6 +135,7 @@ class Lab:
         from power_lab.engine.host.remote import RemoteEngine
         from power_lab.models import locate
 
+        kept = self._client
         client = self._connected()
         draft = locate(config.draft, self._paths) if names_model(config.draft) else config.draft
         found = msgspec.structs.replace(config, model=locate(config.model, self._paths), draft=draft)
@@ -145,8 +146,21 @@ class Lab:
             if before is not None and before.key != loaded.engine:
                 before.close()
 
+        begun: list[str] = []
         with LoadBar() if progress is None else nullcontext(progress) as bar:
-            client.load(found, replaces=replaces, progress=bar, use=use)
+
+            def told(stage: str, done: int, total: int) -> None:
+                begun.append(stage)
+                bar(stage, done, total)
+
+            try:
+                client.load(found, replaces=replaces, progress=told, use=use)
+            except HostUnavailable:
+                if client.open or client is not kept or begun:
+                    raise
+                # The connection had just broken, which only a call finds out: the load is not what ended the host.
+                client = self._connected()
+                client.load(found, progress=bar, use=use)
 
     def _connected(self) -> HostClient:
         from power_lab.engine.host.client import HostClient

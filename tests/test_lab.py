@@ -330,6 +330,27 @@ def test_a_host_that_ends_in_between_goes_unnoticed(lab: Lab):
     assert lab.generate("hi", max_tokens=2).finish == "length"
 
 
+@pytest.mark.parametrize(
+    "change", [lambda lab: lab.load("fake"), lambda lab: lab.configure(kv_tokens=128)], ids=["load", "configure"]
+)
+def test_a_load_that_meets_a_breaking_connection_is_made_again(lab: Lab, change):
+    pid = lab.engine.client.pid
+    os.kill(pid, signal.SIGSTOP)  # it takes calls, and answers none
+    thread = threading.Thread(target=lambda: (eventually(lambda: bool(lab._client and lab._client._mail)), kill(pid)))
+    thread.start()
+    change(lab)
+    thread.join(hosting.HANG_S)
+    assert lab.engine.client.pid != pid
+    assert lab.generate("hi", max_tokens=2).finish == "length"
+
+
+def test_a_load_that_ends_its_host_is_not_made_again(lab: Lab, monkeypatch):
+    pid = lab.engine.client.pid
+    monkeypatch.setattr(bars.LoadBar, "__call__", lambda *_: kill(pid))
+    raises(HostUnavailable, lambda: lab.load("slow-load"))
+    assert lab._client is not None and lab._client.pid == pid, "no other host was started"
+
+
 def test_a_run_that_others_end_is_an_error(home: Home):
     home.settings = HostSettings(factory=home.settings.factory, drain_s=0)
     lab = another(home).load("fake")
