@@ -9,13 +9,10 @@ clock of the machine, which both sides read.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import signal
 import statistics
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -23,12 +20,12 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from bench.cpu import about  # noqa: E402
-from tests.browser.lab import FLAGS, LabPage, chromium, serve, write_notebook  # noqa: E402
+from bench.notebook_page import arguments, notebook_page, report  # noqa: E402
+from tests.browser.lab import LabPage  # noqa: E402
 from tests.browser.test_engines import PANEL, STATE, STATUS, STORY, host_of  # noqa: E402
-from tests.homes import own_home  # noqa: E402
 
 NOTEBOOK = "killed.ipynb"
+CELLS = ('lab.load("smollm2")', "lab.watch()", STORY)
 STATES = ("idle", "running", "halted")
 PARTS = ("panel", "status", "dashboard")
 CLOCK = f"""() => {{
@@ -44,26 +41,10 @@ CLOCK = f"""() => {{
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=15)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--output", type=Path, help="also write the result with machine and commit to this file")
-    args = parser.parse_args()
-    from playwright.sync_api import sync_playwright
-
-    with tempfile.TemporaryDirectory() as folder, own_home(Path(folder)) as home, sync_playwright() as driver:
-        (home / "notebooks").mkdir()
-        (home / "jupyter").mkdir()
-        write_notebook(home / "notebooks" / NOTEBOOK, ['lab.load("smollm2")', "lab.watch()", STORY])
-        browser: Any = driver.chromium.launch(executable_path=chromium(), args=FLAGS)
-        with serve(home / "notebooks", home / "jupyter", home) as server:
-            context = browser.new_context(viewport={"width": 1400, "height": 1000})
-            result = measure(LabPage(context.new_page(), server, home), args.kills)
-            context.close()
-        browser.close()
-    print(json.dumps(result, indent=1))
-    if args.output:
-        args.output.write_text(json.dumps({"run": about(args), **result}, indent=1) + "\n")
+    args = arguments(__doc__ or "", "kills", 15)
+    with notebook_page(NOTEBOOK, CELLS) as page:
+        result = measure(page, args.kills)
+    report(args, result)
 
 
 def measure(page: LabPage, kills: int) -> dict[str, Any]:
@@ -73,10 +54,9 @@ def measure(page: LabPage, kills: int) -> dict[str, Any]:
     found: dict[str, dict[str, list[float]]] = {state: {part: [] for part in PARTS} for state in STATES}
     for number in range(kills):
         state = STATES[number % len(STATES)]
-        for _ in range(2):  # a call that meets a connection just as it breaks says so and asks to be called again
-            page.show("lab.load")
-            page.command("notebook:run-cell")
-            page.wait_idle()
+        page.show("lab.load")
+        page.command("notebook:run-cell")
+        page.wait_idle()
         if number == 0:
             page.show("lab.watch")
             page.command("notebook:run-cell")

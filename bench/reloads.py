@@ -10,22 +10,18 @@ it has at most (`jupyter/_routing.py`), about two a reload.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import json
 import statistics
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from bench.cpu import about  # noqa: E402
+from bench.notebook_page import arguments, notebook_page, report  # noqa: E402
 from tests.browser.held import held  # noqa: E402
-from tests.browser.lab import FLAGS, LabPage, chromium, serve, write_notebook  # noqa: E402
-from tests.homes import own_home  # noqa: E402
+from tests.browser.lab import LabPage  # noqa: E402
 
 SHOWN = ('lab.load("smollm2")', "lab.watch()", "lab.inspect.blocks()")
 CELLS = (*SHOWN, "import time\ntime.sleep(100_000)")
@@ -54,27 +50,10 @@ requestAnimationFrame(look);
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--reloads", type=int, default=20)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--output", type=Path, help="also write the result with machine and commit to this file")
-    args = parser.parse_args()
-    from playwright.sync_api import sync_playwright
-
-    with tempfile.TemporaryDirectory() as folder, own_home(Path(folder)) as home, sync_playwright() as driver:
-        (home / "notebooks").mkdir()
-        (home / "jupyter").mkdir()
-        write_notebook(home / "notebooks" / NOTEBOOK, CELLS)
-        browser: Any = driver.chromium.launch(executable_path=chromium(), args=FLAGS)
-        with serve(home / "notebooks", home / "jupyter", home) as server:
-            context = browser.new_context(viewport={"width": 1400, "height": 1000})
-            context.add_init_script(CLOCK)
-            result = measure(LabPage(context.new_page(), server, home), args.reloads)
-            context.close()  # before the server: a page without one complains
-        browser.close()
-    print(json.dumps(result, indent=1))
-    if args.output:
-        args.output.write_text(json.dumps({"run": about(args), **result}, indent=1) + "\n")
+    args = arguments(__doc__ or "", "reloads", 20)
+    with notebook_page(NOTEBOOK, CELLS, CLOCK) as page:
+        result = measure(page, args.reloads)
+    report(args, result)
 
 
 def measure(page: LabPage, reloads: int) -> dict[str, Any]:
