@@ -358,7 +358,7 @@ class Lab:
         """A live dashboard of the engine; it starts none. Calling again closes the one before.
 
         Args:
-            hz: samples a second while a page shows it, 1..20. Hidden, it asks for none.
+            hz: samples a second while a page shows it, 1..20. Out of sight it keeps one a second, for a quarter of an hour.
         """
         from power_lab.widgets.watch import HostSource, Watch
 
