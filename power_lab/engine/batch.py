@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from math import prod
 
@@ -13,10 +13,17 @@ import numpy as np
 from power_lab.engine import sampler
 from power_lab.engine.plan import StepPlan
 from power_lab.engine.request import Request
-from power_lab.kernels.ops import BLOCK, Array, Batch, Onward, Ops, SampleRows
+from power_lab.kernels.ops import BLOCK, Array, Batch, Moved, Onward, Ops, SampleRows
 
 ALIGNED = 16  # kernels read 16 bytes at a time
 ONWARD = ("windows", "came", "source")  # of `Onward`
+MOVED = {
+    "ids": "ids",
+    "positions": "row_positions",
+    "slots": "slots",
+    "draws": "positions",
+}  # of `Moved`, and where they are made from
+MOVED_TOO = ("before", "last", "anchors")  # the same, where there are such
 LAYOUTS = 512  # whose arrays are kept; graphs keep those that they were captured on
 
 Place = tuple[int, tuple[int, ...], str]  # first byte, shape, dtype
@@ -30,6 +37,7 @@ class Layout:
         places: where each lies in the block.
         batch, draws: on the device; `draws` names no lists. onward: beside them, where steps go on from one another on the device.
         arrays: all of them, by name.
+        moved: where steps go on from one another: what `Ops.resume` writes to, and a layout of which that is a part.
         hosts: the same in pieces of staging memory, by the piece's identity; the pieces themselves.
     """
 
@@ -38,6 +46,7 @@ class Layout:
     draws: SampleRows
     onward: Onward | None
     arrays: Mapping[str, Array]
+    moved: tuple[Moved, Layout] | None = None
     hosts: dict[int, tuple[dict[str, np.ndarray], np.ndarray]] = field(default_factory=dict)
 
     def host(self, memory: np.ndarray) -> dict[str, np.ndarray]:
@@ -75,12 +84,13 @@ class Inputs:
         self._raw = ops.empty((self._places(rows, sampled)[1],), "uint8")
         self._staging = ops.staging(self._raw)
         self._shown: dict[int, object] = {}  # whose controls lie in a piece of staging memory, and where
-        self._filled: dict[int, object] = {}  # what lies there of steps that go on from marks, and nothing else
+        self._sent: object = None  # what the device holds of a step that goes on from marks, and nothing else
+        self._beside = ops.empty(self._raw.shape, "uint8") if resumes else None  # where such steps' rows move to
         self._ints, self._floats = ops.asarray(np.zeros(1, np.int32)), ops.asarray(np.zeros(1, np.float32))
 
     @property
     def nbytes(self) -> int:
-        return self._raw.nbytes
+        return self._raw.nbytes + (0 if self._beside is None else self._beside.nbytes)
 
     def layout(self, rows: int, sampled: int) -> Layout:
         """The arrays of steps of so many rows and logit rows."""
@@ -105,11 +115,10 @@ class Inputs:
 
         drafts: of each span, where those that it verifies lie on the device.
         """
-        memory = self._staging.open()
-        tables = len(plan.spans) + (plan.rows < len(layout.batch.ids))
-        if self._again(memory, _steady(layout, plan, drafts)):
-            self._send(layout, tables)
+        steady = _steady(layout, plan, drafts)
+        if self._holds(steady):
             return
+        memory = self._staging.open()
         host = layout.host(memory)
         _fill_rows(host, plan)
         if self._resumes:
@@ -122,18 +131,20 @@ class Inputs:
         )
         sampler.fill(host, plan, requests, lists, again=self._shown.pop(id(memory), None) == shown)
         self._shown[id(memory)] = shown
-        self._send(layout, tables)
+        self._send(layout, len(plan.spans) + (plan.rows < len(layout.batch.ids)), steady)
 
-    def _again(self, memory: np.ndarray, steady: object) -> bool:
-        """Whether a piece of staging memory holds what follows from `steady` alone, as it will from here on. None: more than that."""
-        again = steady is not None and self._filled.get(id(memory)) == steady
-        self._filled[id(memory)] = steady
-        return again
+    def _holds(self, steady: object) -> bool:
+        """Whether the device holds what follows from `steady` alone; if not, nothing is known of what it holds until the next copy."""
+        if steady is not None and self._sent == steady:
+            return True
+        self._sent = None
+        return False
 
-    def _send(self, layout: Layout, tables: int) -> None:
-        """Send everything up to so many rows of tables."""
+    def _send(self, layout: Layout, tables: int, steady: object) -> None:
+        """Send everything up to so many rows of tables, all of which follows from `steady`, if it is not None."""
         first, (_, pages), _ = layout.places["tables"]
         self._staging.send(first + tables * pages * 4)
+        self._sent = steady
 
     def _lay_out(self, rows: int, sampled: int) -> Layout:
         places, _ = self._places(rows, sampled)
@@ -144,7 +155,17 @@ class Inputs:
         lists = {"history": self._ints, "bias_ids": self._ints, "bias_values": self._floats}
         made = Batch(positions=arrays["row_positions"], **batch), SampleRows(**draws, **lists)
         onward = Onward(*(arrays[name] for name in ONWARD)) if self._resumes else None
-        return Layout(places, *made, onward, arrays)
+        layout = Layout(places, *made, onward, arrays)
+        return layout if self._beside is None else replace(layout, moved=self._moved(layout, self._beside))
+
+    def _moved(self, layout: Layout, raw: Array) -> tuple[Moved, Layout]:
+        places = layout.places
+        own = {name: self._ops.view(raw, *places[of]) for name, of in MOVED.items()}
+        own |= {name: self._ops.view(raw, *places[name]) for name in MOVED_TOO if name in places}
+        to = Moved(**own)
+        batch = replace(layout.batch, ids=to.ids, positions=to.positions, slots=to.slots, before=to.before)
+        arrays = {**layout.arrays, **{MOVED.get(name, name): array for name, array in own.items()}}
+        return to, replace(layout, batch=batch, draws=replace(layout.draws, positions=to.draws), arrays=arrays)
 
     def _shapes(self, rows: int, sampled: int) -> dict[str, tuple[tuple[int, ...], str]]:
         """Arrays by name. Tables come last: only those in use are sent."""

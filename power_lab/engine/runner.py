@@ -234,9 +234,10 @@ class Runner:
         if drafting is not None:
             drafting.forward()
         drafts = self._tokens if drafting is None else drafting.tokens
-        assert layout.onward is not None
-        self.ops.resume(layout.batch, layout.onward, self._marks, drafts, layout.draws.positions)
-        return self._run(layout, shape)
+        assert layout.onward is not None and layout.moved is not None
+        to, moved = layout.moved
+        self.ops.resume(layout.batch, layout.onward, self._marks, drafts, layout.draws.positions, to)
+        return self._run(moved, shape)
 
     def _run(self, layout: Layout, shape: Shape, _: object = None) -> Array:
         """What is captured: the forward pass, and the draws where they are part of it."""

@@ -104,6 +104,24 @@ class Onward:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Moved:
+    """Where `Ops.resume` puts what depends on marks, each array as large as the one that it is made from.
+
+    Attributes:
+        ids, positions, slots, before: as of `Batch`. draws: int64 [Q], positions of draws. last: int32 [R]; anchors: int32 [any]; either
+            None where that is not asked for, before where the batch has none.
+    """
+
+    ids: Array
+    positions: Array
+    slots: Array
+    draws: Array
+    before: Array | None = None
+    last: Array | None = None
+    anchors: Array | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class SampleRows:
     """Sampling controls for Q logit rows, as arrays on the device (structure of arrays).
 
@@ -432,15 +450,17 @@ class Ops(Protocol):
         marks: Array,
         drafts: Array,
         draws: Array,
+        moved: Moved,
         last: Array | None = None,
         anchors: Array | None = None,
     ) -> None:
-        """Move the rows of sequences that go on from a mark to where it says; those of others stay as they are.
+        """Write to `moved` the rows of sequences that go on from a mark, where it says; those of others as they are.
 
         What the host wrote is relative to the mark's position: `batch.positions`, `draws` (int64 [Q], of the tokens that rows
         `batch.sampled` draw) and `last` (int32 [R]) grow by it. Of their rows, a slot below 0 becomes that of the row's position, and
         `before` below -1 that of the position before. ids come from where `onward.source` says; what could not be drawn becomes 0.
-        anchors int32 [any]: the first S become their marks' tokens. marks as `mark` made them; drafts int32.
+        anchors int32 [any]: the first S become their marks' tokens; others are not written. marks as `mark` made them; drafts int32.
+        None of what is read changes, so that the host need not write it again for the next step.
         """
         ...
 

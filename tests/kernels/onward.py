@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 
 from power_lab.kernels import reference
-from power_lab.kernels.ops import BLOCK, Batch, Onward
+from power_lab.kernels.ops import BLOCK, Batch, Moved, Onward
 
 PAGES = 4
+ROWS = ("ids", "positions", "slots")
+POISON = -777
 
 
 @dataclass
@@ -25,6 +27,12 @@ class Case:
     draws: np.ndarray
     last: np.ndarray
     anchors: np.ndarray
+
+    def moved(self, empty: Any) -> Moved:
+        """Where its rows go: arrays that `empty` makes of those that they are made from."""
+        b = self.batch
+        parts = {"draws": self.draws, "before": b.before, "last": self.last, "anchors": self.anchors}
+        return Moved(**{name: empty(part) for name, part in (parts | {n: getattr(b, n) for n in ROWS}).items()})
 
     def on(self, array: Any) -> Case:
         """The same on a device: `array` makes its arrays."""
@@ -106,6 +114,7 @@ def resumed(given: Case) -> dict[str, np.ndarray]:
     for draw, row in enumerate(b.sampled.tolist()):
         if (mark := int(given.onward.came[b.table_of[row]])) >= 0:
             made["draws"][draw] += given.marks[mark, 0]
+    made["anchors"][len(given.onward.came) :] = POISON  # not written
     for sequence, mark in enumerate(given.onward.came.tolist()):
         if mark >= 0:
             made["anchors"][sequence] = max(0, given.marks[mark, 1])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import fields
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -24,12 +27,15 @@ def test_marks_stand_behind_the_last_draft_that_was_drawn(counts: list[int], see
 @given(COUNTS, st.integers(0, 10**6))
 def test_rows_move_to_where_their_marks_say(counts: list[int], seed: int) -> None:
     case = onward.case(counts, seed)
-    want = onward.resumed(case)
-    resume.resume(case.batch, case.onward, case.marks, case.drafts, case.draws, case.last, case.anchors)
+    want, before = onward.resumed(case), copy.deepcopy(case)
+    moved = case.moved(lambda part: np.full_like(part, onward.POISON))
+    resume.resume(case.batch, case.onward, case.marks, case.drafts, case.draws, moved, case.last, case.anchors)
     for name, array in want.items():
-        assert np.array_equal(getattr(case, name, None) if hasattr(case, name) else getattr(case.batch, name), array), (
-            name
-        )
+        assert np.array_equal(getattr(moved, name), array), name
+    for part in ("batch", "onward"):
+        for field in fields(getattr(case, part)):
+            now, then = (getattr(getattr(one, part), field.name) for one in (case, before))
+            assert np.array_equal(now, then), field.name
 
 
 @pytest.mark.parametrize("accepted", [0, 1, 6, 7])

@@ -39,6 +39,7 @@ from power_lab.kernels.ops import (
     Fetched,
     Graph,
     KVCache,
+    Moved,
     Onward,
     SampleRows,
     Staging,
@@ -329,10 +330,11 @@ class NumbaOps:
         marks: Array,
         drafts: Array,
         draws: Array,
+        moved: Moved,
         last: Array | None = None,
         anchors: Array | None = None,
     ) -> None:
-        resume.resume(batch, onward, marks, drafts, draws, last, anchors)
+        resume.resume(batch, onward, marks, drafts, draws, moved, last, anchors)
 
     def note(self, ids: Array, drawn: Array | None, slots: Array, told: Array) -> None:
         recall.note(ids, drawn, slots, told)

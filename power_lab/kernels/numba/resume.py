@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from power_lab.kernels.ops import BLOCK, Batch, Onward
+from power_lab.kernels.ops import BLOCK, Batch, Moved, Onward
 
 
 def mark(batch: Batch, onward: Onward, drawn: np.ndarray, marks: np.ndarray) -> None:
@@ -22,26 +22,27 @@ def resume(
     marks: np.ndarray,
     drafts: np.ndarray,
     draws: np.ndarray,
+    moved: Moved,
     last: np.ndarray | None,
     anchors: np.ndarray | None,
 ) -> None:
     """Arguments as in `Ops.resume`."""
     came = onward.came[batch.table_of]
-    moved = came >= 0
-    position, token = marks[np.where(moved, came, 0)].T
+    goes = came >= 0
+    position, token = marks[np.where(goes, came, 0)].T
     source = onward.source
     chosen = np.where(source == 1, token, drafts[np.clip(source - 2, 0, len(drafts) - 1)])
-    batch.ids[:] = np.where(moved & (source > 0), np.maximum(chosen, 0), batch.ids)
+    moved.ids[:] = np.where(goes & (source > 0), np.maximum(chosen, 0), batch.ids)
     sampled = batch.sampled[: len(draws)]
-    draws += np.where(moved[sampled], position[sampled], 0)
-    for array in (batch.positions, *(() if last is None else (last,))):
-        array += np.where(moved, position, 0).astype(np.int32)
-    for array, back, least in ((batch.slots, 0, 0), (batch.before, 1, -1)):
-        if array is not None:
-            at = np.maximum(batch.positions - back, 0)
+    moved.draws[:] = draws + np.where(goes[sampled], position[sampled], 0)
+    for array, to in ((batch.positions, moved.positions), (last, moved.last)):
+        if array is not None and to is not None:
+            to[:] = array + np.where(goes, position, 0).astype(np.int32)
+    for array, to, back, least in ((batch.slots, moved.slots, 0, 0), (batch.before, moved.before, 1, -1)):
+        if array is not None and to is not None:
+            at = np.maximum(moved.positions - back, 0)
             slots = batch.tables[batch.table_of, at // BLOCK].astype(np.int64) * BLOCK + at % BLOCK
-            array[:] = np.where(moved & (array < least), slots, array)
-    if anchors is not None:
+            to[:] = np.where(goes & (array < least), slots, array)
+    if anchors is not None and moved.anchors is not None:
         for sequence, mark in enumerate(onward.came.tolist()):
-            if mark >= 0:
-                anchors[sequence] = max(0, marks[mark, 1])
+            moved.anchors[sequence] = max(0, marks[mark, 1]) if mark >= 0 else anchors[sequence]

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from power_lab.kernels.ops import BLOCK, Batch, Onward
+from power_lab.kernels.ops import BLOCK, Batch, Moved, Onward
 from power_lab.kernels.triton import chain
 
 PLAN = "resume: rows of whole numbers alone, drafts kept while they are what was drawn"
@@ -40,45 +40,49 @@ def _slot(tables, pages, table, position, inside, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["rows", "logits", "sequences", "pages"])
 def _resume(
-    ids, positions, slots, before, table_of, tables, sampled, came, source, marks, drafts, draws, last, anchors, rows, logits,
-    sequences, pages, ROWS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    ids, positions, slots, before, table_of, tables, sampled, came, source, marks, drafts, draws, last, anchors,
+    to_ids, to_positions, to_slots, to_before, to_draws, to_last, to_anchors, rows, logits, sequences, pages,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Some rows, draws and sequences. All that is read of a row is written by its own program alone, but for what nobody writes."""
+    """Some rows, draws and sequences."""
     chain.wait(PDL)
     r = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
 
     inside = r < rows
     table = tl.load(table_of + r, mask=inside, other=0)
     mark = tl.load(came + table, mask=inside, other=-1)
-    inside = inside & (mark >= 0)
-    start = tl.load(marks + mark * 2, mask=inside, other=0).to(tl.int32)
-    token = tl.load(marks + mark * 2 + 1, mask=inside, other=0).to(tl.int32)
+    goes = inside & (mark >= 0)
+    start = tl.load(marks + mark * 2, mask=goes, other=0).to(tl.int32)
+    token = tl.load(marks + mark * 2 + 1, mask=goes, other=0).to(tl.int32)
     position = tl.load(positions + r, mask=inside, other=0) + start
-    tl.store(positions + r, position, mask=inside)
-    asked = tl.load(source + r, mask=inside, other=0)
-    draft = tl.load(drafts + asked - 2, mask=inside & (asked > 1), other=0)
-    tl.store(ids + r, tl.maximum(tl.where(asked == 1, token, draft), 0), mask=inside & (asked > 0))
-    open = inside & (tl.load(slots + r, mask=inside, other=0) < 0)
-    tl.store(slots + r, _slot(tables, pages, table, position, open, BLOCK), mask=open)
+    tl.store(to_positions + r, position, mask=inside)
+    asked = tl.load(source + r, mask=goes, other=0)
+    draft = tl.load(drafts + asked - 2, mask=asked > 1, other=0)
+    chosen = tl.maximum(tl.where(asked == 1, token, draft), 0)
+    tl.store(to_ids + r, tl.where(asked > 0, chosen, tl.load(ids + r, mask=inside, other=0)), mask=inside)
+    slot = tl.load(slots + r, mask=inside, other=0)
+    open = goes & (slot < 0)
+    tl.store(to_slots + r, tl.where(open, _slot(tables, pages, table, position, open, BLOCK), slot), mask=inside)
     if before is not None:
+        slot = tl.load(before + r, mask=inside, other=0)
+        open = goes & (slot < -1)
         behind = tl.maximum(position - 1, 0)
-        open = inside & (tl.load(before + r, mask=inside, other=0) < -1)
-        tl.store(before + r, _slot(tables, pages, table, behind, open, BLOCK), mask=open)
+        tl.store(to_before + r, tl.where(open, _slot(tables, pages, table, behind, open, BLOCK), slot), mask=inside)
     if last is not None:
-        tl.store(last + r, tl.load(last + r, mask=inside, other=0) + start, mask=inside)
+        tl.store(to_last + r, tl.load(last + r, mask=inside, other=0) + start, mask=inside)
 
     inside = r < logits
     row = tl.load(sampled + r, mask=inside, other=0)
     mark = tl.load(came + tl.load(table_of + row, mask=inside, other=0), mask=inside, other=-1)
-    inside = inside & (mark >= 0)
-    drawn = tl.load(draws + r, mask=inside, other=0) + tl.load(marks + mark * 2, mask=inside, other=0)
-    tl.store(draws + r, drawn, mask=inside)
+    start = tl.load(marks + mark * 2, mask=inside & (mark >= 0), other=0)
+    tl.store(to_draws + r, tl.load(draws + r, mask=inside, other=0) + start, mask=inside)
 
     if anchors is not None:
-        mark = tl.load(came + r, mask=r < sequences, other=-1)
-        inside = mark >= 0
-        token = tl.load(marks + mark * 2 + 1, mask=inside, other=0).to(tl.int32)
-        tl.store(anchors + r, tl.maximum(token, 0), mask=inside)
+        inside = r < sequences
+        mark = tl.load(came + r, mask=inside, other=-1)
+        token = tl.load(marks + mark * 2 + 1, mask=mark >= 0, other=0).to(tl.int32)
+        own = tl.load(anchors + r, mask=inside, other=0)
+        tl.store(to_anchors + r, tl.where(mark >= 0, tl.maximum(token, 0), own), mask=inside)
 
 
 @triton.jit
@@ -100,6 +104,7 @@ def resume(
     marks: Tensor,
     drafts: Tensor,
     draws: Tensor,
+    moved: Moved,
     last: Tensor | None,
     anchors: Tensor | None,
 ) -> None:
@@ -107,8 +112,8 @@ def resume(
     rows, logits, sequences = len(batch.ids), len(draws), len(onward.came)
     _resume[(triton.cdiv(max(rows, logits, sequences), ROWS),)](
         batch.ids, batch.positions, batch.slots, batch.before, batch.table_of, batch.tables, batch.sampled, onward.came, onward.source,
-        marks, drafts, draws, last, anchors, rows, logits, sequences, batch.tables.shape[1], ROWS, BLOCK, num_warps=2,
-        **chain.options(marks.device),
+        marks, drafts, draws, last, anchors, moved.ids, moved.positions, moved.slots, moved.before, moved.draws, moved.last, moved.anchors,
+        rows, logits, sequences, batch.tables.shape[1], ROWS, BLOCK, num_warps=2, **chain.options(marks.device),
     )  # fmt: skip
-    # Kernels read index arrays before they wait, since nobody but the host writes these: now somebody else has.
+    # Kernels read index arrays before they wait, since mostly nobody but the host writes these: now somebody else has.
     _barrier[(1,)](num_warps=1)

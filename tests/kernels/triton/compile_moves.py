@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from triton.compiler import CompiledKernel
 
-from power_lab.kernels.ops import Array, Batch, Onward
+from power_lab.kernels.ops import Array, Batch, Moved, Onward
 from power_lab.kernels.quants import QuantType
 from power_lab.kernels.triton.variants import DryOps, Variants
 from tests.kernels.triton.cubin import resources
@@ -83,8 +83,9 @@ def launched(compiled: Compiled, ops: DryOps, width: int, layers: int) -> tuple[
     ops.note(ids, previous, slots, previous)
     ops.recall(ids, batch.tables, onward.came, marks, 3, onward.windows, ids, onward.windows)
     ops.mark(batch, onward, previous, marks)
-    ops.resume(batch, onward, marks, previous, slots)
-    ops.resume(batch, onward, marks, previous, slots, previous, previous)
+    moved = Moved(previous, previous, slots, slots, slots, previous, previous)
+    ops.resume(batch, onward, marks, previous, slots, moved)
+    ops.resume(batch, onward, marks, previous, slots, moved, previous, previous)
     return compiled.kernels[before:], orders
 
 

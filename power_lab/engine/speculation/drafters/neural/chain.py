@@ -119,10 +119,10 @@ class ChainInputs(Inputs):
 
     def fill_chain(self, layout: Layout, stairs: Stairs, blocks: Sequence[Block], biases: Biases | None) -> None:
         """Write a launch's values and send them. Places beyond the requests compute on the dummy page."""
-        memory = self._staging.open()
-        if self._again(memory, Filled.of(blocks, stairs)):
-            self._send(layout, stairs.places)
+        steady = Filled.of(blocks, stairs)
+        if self._holds(steady):
             return
+        memory = self._staging.open()
         host = layout.host(memory)
         tables = host["tables"]
         fill_tables(tables, stairs.places, blocks, self.scratch)
@@ -157,7 +157,7 @@ class ChainInputs(Inputs):
             host["before"][places < count] = -2
             if not self._moves:  # nothing is kept of a row
                 host["slots"][:] = slots
-        self._send(layout, stairs.places)
+        self._send(layout, stairs.places, steady)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -215,13 +215,12 @@ class ChainSteps:
         stairs = self._cover(asked)
         layout = self.inputs.layout(stairs.sampled, stairs.sampled)
         self.inputs.fill_chain(layout, stairs, own, None)
-        assert layout.onward is not None, "a device whose steps go on from one another"
-        onward = layout.onward
+        assert layout.onward is not None and layout.moved is not None, "a device whose steps go on from one another"
+        onward, (to, moved), last = layout.onward, layout.moved, layout.arrays["last"]
 
         def forward() -> None:
-            last = layout.arrays["last"]
-            self.ops.resume(layout.batch, onward, marks, self._tokens, layout.draws.positions, last)
-            self._whole(layout, stairs, draw, sure=False)
+            self.ops.resume(layout.batch, onward, marks, self._tokens, layout.draws.positions, to, last)
+            self._whole(moved, stairs, draw, sure=False)
 
         return Drafting(
             _captured(stairs, draw), forward, self._tokens[: stairs.sampled], rows_of_drafts(stairs, own, order)

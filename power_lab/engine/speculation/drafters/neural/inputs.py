@@ -113,10 +113,10 @@ class BlockInputs(Inputs):
 
     def fill_blocks(self, layout: Layout, stairs: Stairs, blocks: Sequence[Block], biases: Biases | None) -> None:
         """Write a launch's values and send them. Places beyond the requests compute on the dummy page."""
-        memory = self._staging.open()
-        if self._again(memory, Filled.of(blocks, stairs)):
-            self._send(layout, stairs.places)
+        steady = Filled.of(blocks, stairs)
+        if self._holds(steady):
             return
+        memory = self._staging.open()
         host = layout.host(memory)
         tables, sizes = host["tables"], stairs.blocks()
         fill_tables(tables, stairs.places, blocks, self.scratch)
@@ -140,7 +140,7 @@ class BlockInputs(Inputs):
         host["sampled"][:] = (ends - sizes)[places] + distance - 1 + stairs.lead
         fill_draws(host, [block.params for block in blocks], places, biases)
         host["positions"][:] = firsts[places] + distance
-        self._send(layout, stairs.places)
+        self._send(layout, stairs.places, steady)
 
 
 def fill_tables(tables: np.ndarray, places: int, blocks: Sequence[Block], scratch: int) -> None:

@@ -185,15 +185,14 @@ class BlockSteps:
         own = [blocks[at] for at in order]
         stairs, draw = self._cover(self._stairs([block.width for block in own])), draw_of(own)
         layout = self.inputs.layout(stairs.rows, stairs.sampled)
-        on = self._drawing(layout, stairs)
         self.inputs.fill_blocks(layout, stairs, own, None)
-        assert layout.onward is not None, "a device whose steps go on from one another"
-        onward = layout.onward
+        assert layout.onward is not None and layout.moved is not None, "a device whose steps go on from one another"
+        onward, (to, moved) = layout.onward, layout.moved
+        on, last, anchors = self._drawing(moved, stairs), layout.arrays["last"], layout.arrays["anchors"]
 
         def forward() -> None:
-            last, anchors = layout.arrays["last"], layout.arrays["anchors"]
-            self.ops.resume(layout.batch, onward, marks, on.tokens, layout.draws.positions, last, anchors)
-            self._forward(layout)
+            self.ops.resume(layout.batch, onward, marks, on.tokens, layout.draws.positions, to, last, anchors)
+            self._forward(moved)
             head.draw(on, draw)
 
         return Drafting(_shape(stairs, draw, False, head), forward, on.tokens, rows_of_drafts(stairs, own, order))
