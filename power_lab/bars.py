@@ -110,9 +110,14 @@ class LoadBar:
     ) -> None:
         if self._bar is not None:
             seconds = time.monotonic() - self._since
-            self._bar.close(
-                f"{self._done} in {seconds:.1f} s" if kind is None else f"Stopped after {seconds:.1f} s: {self._stage}"
-            )
+            self._bar.close(self._outcome(kind, seconds))
+
+    def _outcome(self, kind: type[BaseException] | None, seconds: float) -> str:
+        if kind is None:
+            return f"{self._done} in {seconds:.1f} s"
+        if issubclass(kind, Exception):
+            return f"Not {self._done.lower()}"  # why is the error's to say
+        return f"Stopped after {seconds:.1f} s: {self._stage}"
 
 
 class CountBar:

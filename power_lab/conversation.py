@@ -40,6 +40,12 @@ class Conversation:
         self.turns: list[Run] = []
         self.reasons: list[str] = []
 
+    def __repr__(self) -> str:
+        """What to do with it, for who shows it as a cell's value."""
+        system = next((f", system {one['content']!r}" for one in self._asked[:1] if one["role"] == "system"), "")
+        many = f"{len(self.turns)} turn{'' if len(self.turns) == 1 else 's'}"
+        return f'<Conversation: {many}{system}; .say("...") is the next>'
+
     @property
     def messages(self) -> list[Message]:
         """The chat so far, with the last answer as its run shows it."""

@@ -46,6 +46,9 @@ def connect(*, paths: Paths | None = None, settings: HostSettings | None = None)
 class Lab:
     """Loads models, generates, and shows what the engine does.
 
+    Begin with `lab.generate("...")`, which loads the default model; `lab.models()` names others. `lab.chat()` goes on from turn to turn,
+    `lab.watch()` is a live dashboard, `lab.inspect` has the inspectors, `lab.sweep(...)` measures settings against each other.
+
     Interrupting any call is safe: the run is cancelled at the next step boundary, the model stays loaded, the next call works.
     When the host has gone, the next call starts a new one and loads the same model.
 

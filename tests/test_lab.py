@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -194,6 +194,14 @@ def test_a_chat_continues_the_exact_tokens(lab: Lab):
     assert chat.turns == [first, second]
 
 
+def test_a_chat_says_what_to_do_with_it(lab: Lab):
+    chat = lab.chat("You are brief.", max_tokens=2)
+    assert repr(chat) == """<Conversation: 0 turns, system 'You are brief.'; .say("...") is the next>"""
+    chat.say("hi")
+    assert repr(chat).startswith("<Conversation: 1 turn, ")
+    assert "system" not in repr(lab.chat())
+
+
 def test_tools_template_options_and_results_of_calls_reach_every_turn(lab: Lab):
     tools, options = [{"name": "f"}], {"enable_thinking": False}
     chat = lab.chat("S", max_tokens=2, tools=tools, template_options=options, history="keep")
@@ -342,6 +350,26 @@ def test_a_load_that_meets_a_breaking_connection_is_made_again(lab: Lab, change)
     thread.join(hosting.HANG_S)
     assert lab.engine.client.pid != pid
     assert lab.generate("hi", max_tokens=2).finish == "length"
+
+
+def test_the_bar_of_a_load_leaves_its_outcome(lab: Lab, monkeypatch):
+    left: list[str] = []
+
+    class Bar:
+        def show(self, stage: str, note: str, done: int, total: int) -> None:
+            return
+
+        def close(self, outcome: str) -> None:
+            left.append(outcome)
+
+    monkeypatch.setattr(bars, "make_bar", lambda unit="": Bar())
+    for error in (None, ConfigError("model", "unknown"), KeyboardInterrupt()):
+        with suppress(ConfigError, KeyboardInterrupt), bars.LoadBar() as bar:
+            bar("kernels: rope", 1, 3)
+            if error is not None:
+                raise error
+    assert [words.partition(" in ")[0].partition(" after ")[0] for words in left] == ["Loaded", "Not loaded", "Stopped"]
+    assert left[-1].endswith("s: kernels")
 
 
 def test_a_load_that_ends_its_host_is_not_made_again(lab: Lab, monkeypatch):

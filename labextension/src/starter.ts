@@ -15,8 +15,8 @@ export function firstSteps(trans: Pick<TranslationBundle, '__'>): string[] {
   const note = (text: string): string => `  # ${text.replace(/\s+/g, ' ')}`; // one line, whatever a translation is
   return [
     `lab.load("smollm2")${note(trans.__('a small model, 93 MB; Shift+Enter runs a cell'))}`,
-    `run = lab.generate("Why is the sky blue?", max_tokens=64)`,
     `lab.watch()${note(trans.__('the engine, live'))}`,
+    `run = lab.generate("Why is the sky blue?", max_tokens=64)${note(trans.__('or %%generate, and plain text below it'))}`,
     `lab.inspect.timeline(run)${note(trans.__('for more views type lab.inspect. and press Tab'))}`
   ];
 }

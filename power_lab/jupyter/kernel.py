@@ -19,6 +19,7 @@ from power_lab.jupyter._routing import ENGINE_TARGET, ServedKernel
 from power_lab.jupyter.cancel import Tokens
 from power_lab.jupyter.magics import PowerLabMagics, add_completions
 from power_lab.jupyter.service import Service
+from power_lab.jupyter.tracebacks import shorten
 from power_lab.lab import Lab
 
 TICK_MS = 100
@@ -26,7 +27,7 @@ SWEEP_TICKS = 50
 
 
 class PowerLabShell(ZMQInteractiveShell):
-    """IPython's shell with `lab`, also after `%reset`, and our magics."""
+    """IPython's shell with `lab`, also after `%reset`, our magics, and our errors without our insides."""
 
     lab = Instance(Lab)
 
@@ -42,6 +43,7 @@ class PowerLabShell(ZMQInteractiveShell):
         super().init_magics()
         self.register_magics(PowerLabMagics(self, self.lab))
         add_completions(self)
+        shorten(self)
 
 
 class PowerLabKernel(ServedKernel, IPythonKernel):

@@ -10,6 +10,7 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 
 from power_lab.jupyter.options import Options, generate_options, sampling_of, settings_of
+from power_lab.jupyter.tracebacks import shorten
 from power_lab.lab import Lab
 
 
@@ -120,13 +121,14 @@ class PowerLabMagics(Magics):
 
 
 def install(shell: Any) -> None:
-    """Add `lab` and the magics to any IPython shell."""
+    """Add `lab` and the magics to any IPython shell, and shorten the tracebacks of our errors."""
     lab = shell.user_ns.get("lab")
     if not isinstance(lab, Lab):
         lab = Lab()
     shell.user_ns.setdefault("lab", lab)
     shell.register_magics(PowerLabMagics(shell, lab))
     add_completions(shell)
+    shorten(shell)
 
 
 def add_completions(shell: Any) -> None:

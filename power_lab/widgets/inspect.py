@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from power_lab.errors import ConfigError
+
 if TYPE_CHECKING:
     from power_lab.engine.request import Prompt
     from power_lab.run import Run
@@ -23,8 +25,8 @@ _OPEN = {"Acceptance": 16, "Blocks": 4, "Timeline": 8, "Lens": 8, "Shapes": 4, "
 class Inspect:
     """The inspectors of a lab. Each is shown as a cell's last value, has its data as `.dataset`, and exports it.
 
-    - `acceptance(run)`: rounds as rows of tokens, what was kept of each draft, and what other widths would have done.
-    - `lens(run)`: one position of a round: both distributions, the noise of the draw, why the draft was kept or not.
+    - `acceptance()`, `acceptance(run)`: rounds as rows of tokens, what was kept of each draft, and what other widths would have done.
+    - `lens()`, `lens(run)`: one position of a round: both distributions, the noise of the draw, why the draft was kept or not.
     - `timeline()`, `timeline(run)`: steps along time, by what they computed, with idle gaps; exports a Chrome trace.
     - `shapes()`: graph shapes captured, replayed and eager, padding, and better row buckets.
     - `prefixes("a prompt")`: the prefix tree, what it saved and evicts next, where a prompt would hit.
@@ -34,7 +36,7 @@ class Inspect:
     nobody needs any more are closed, since ipywidgets keeps every open widget for ever.
 
     Args:
-        lab: its `engine`, or it itself, has `blocks() -> tuple[BlockState, ...]`.
+        lab: its `engine`, or it itself, has `blocks() -> tuple[BlockState, ...]`; its `last`, where it has one, is the latest run.
     """
 
     def __init__(self, lab: Any) -> None:
@@ -52,16 +54,16 @@ class Inspect:
         lines = (f"  lab.inspect.{name + '(…)':14} {what}" for name, what in zip(shown, told, strict=True))
         return "\n".join(["Inspectors; lab.watch() is the dashboard of all:", *lines])
 
-    def acceptance(self, run: Run, rows: int = 150) -> Acceptance:
+    def acceptance(self, run: Run | None = None, rows: int = 150) -> Acceptance:
         """What each speculation round drafted, and what the target kept of it.
 
         Args:
-            run: a finished run.
+            run: a finished run; the lab's latest one if None.
             rows: most table rows drawn.
         """
         from power_lab.widgets.acceptance import Acceptance
 
-        return self._keep(Acceptance(run, rows=rows))
+        return self._keep(Acceptance(self._run(run), rows=rows))
 
     def timeline(self, run: Run | None = None, *, last: int = 4096, live: bool = False) -> Timeline:
         """Engine steps along time: prefill, decode and verify rows, requests, preemptions, device work, and when nothing ran.
@@ -77,18 +79,19 @@ class Inspect:
             return self._keep(Timeline(run=run, last=last))
         return self._keep(Timeline(self._source().steps, last=last, live=live))
 
-    def lens(self, run: Run, *, round: int | None = None, row: int | None = None, top: int = 10) -> Lens:
+    def lens(self, run: Run | None = None, *, round: int | None = None, row: int | None = None, top: int = 10) -> Lens:
         """Target and draft at one position of a run: both distributions, the noise of the draw, why the draft was kept or not.
 
         Args:
-            run: a finished run of the engine in use, which computes the position again.
+            run: a finished run of the engine in use, which computes the position again; the lab's latest one if None.
             round: of the run; the first one with a refused draft if None.
             row: of the round, from 0; where a draft was refused if None.
             top: candidates shown, 1 to 64.
         """
         from power_lab.widgets.lens import Lens
 
-        return self._keep(Lens(self._source().lens, run, round=round, row=row, top=top))
+        looked = self._run(run)  # first: without one there is no reason to load an engine
+        return self._keep(Lens(self._source().lens, looked, round=round, row=row, top=top))
 
     def blocks(self, live: bool = False) -> Blocks:
         """The engine's KV blocks: free, in use, shared, cached, and whose they are.
@@ -143,6 +146,12 @@ class Inspect:
         for views in self._views.values():
             while views:
                 views.popleft().close()
+
+    def _run(self, run: Run | None) -> Run:
+        found = run if run is not None else getattr(self._lab, "last", None)
+        if found is None:
+            raise ConfigError("run", "there is none yet", 'Generate something: run = lab.generate("Hello").')
+        return found
 
     def _source(self) -> Any:
         """The engine of this moment and not the lab: a lab loads its engine again when asked, and a view that is left open must never

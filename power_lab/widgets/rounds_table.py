@@ -15,6 +15,7 @@ from power_lab.widgets.palette import TOKENS
 from power_lab.widgets.text import count, percent, seconds, visible
 
 _RIVALS = 3  # other candidates named in a token's details
+_REASONS = 3  # named below the table; each round's own is in its details
 
 
 def rounds_table(record: RunRecord, limit: int) -> str:
@@ -80,8 +81,8 @@ def _why(entry: Round) -> str:
 def _reasons(title: str, found: Counter[str], noun: str) -> str:
     if not found:
         return ""
-    items = "; ".join(f"{escape(reason)} ({count(times, noun)})" for reason, times in found.most_common(5))
-    rest = f"; {count(len(found) - 5, 'more reason')}" if len(found) > 5 else ""
+    items = "; ".join(f"{escape(reason)} ({count(times, noun)})" for reason, times in found.most_common(_REASONS))
+    rest = f"; {count(len(found) - _REASONS, 'more reason')}" if len(found) > _REASONS else ""
     return f'<p class="pl-note">{title}: {items}{rest}.</p>'
 
 
@@ -191,7 +192,9 @@ def _draft(row: _Row, drafter: str) -> str:
         why = "; ".join(sorted({item.note for item in row.rounds if item.note}))
         return f'<td class="pl-num" title="{escape(why)}"><small>none</small></td>'
     size = len(entry.drafted)
-    bar = f"{'■' * entry.accepted}{'□' * (size - entry.accepted)}" if size <= 16 else ""
+    bar = (
+        f"{'■' * entry.accepted}{'□' * (size - entry.accepted)}" if size <= 8 else ""
+    )  # a longer one takes the tokens' room
     return (
         f'<td class="pl-num" title="{entry.accepted} of {count(size, "draft")} by {drafter} accepted">'
         f'<span class="pl-bar" aria-hidden="true">{bar}</span> {entry.accepted}/{size}</td>'

@@ -239,3 +239,13 @@ def test_any_ipython_kernel_can_take_the_extension(start):
     assert kernel.run("print(run.finish)").text == "length\n"
     other = start("stock")
     assert other.run("lab = 5\n%load_ext power_lab.jupyter\nlab").text == "5"
+
+
+def test_an_error_of_ours_ends_where_the_cell_calls_us_and_is_kept_whole(kernel: Kernel):
+    told = kernel.run('def ask():\n    return lab.generate("hi", max_token=3)\nask()')
+    trace = "\n".join(told.outputs[-1]["traceback"])
+    assert told.error == "ConfigError" and "max_token" in told.outputs[-1]["evalue"]
+    assert trace.count("In[") == 2 and "max_token" in trace, "the notebook's own frames are shown"
+    assert "power_lab" not in trace
+    assert "keywords.py" in "\n".join(kernel.run("%tb").outputs[-1]["traceback"]), "nothing is lost"
+    assert kernel.run("1 / 0").error == "ZeroDivisionError"

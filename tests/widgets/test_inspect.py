@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from ipywidgets.widgets.widget import _instances
 
-from power_lab.errors import EngineClosed, EvidenceError
+from power_lab.errors import ConfigError, EngineClosed, EvidenceError
 from power_lab.run import Run
 from power_lab.widgets.acceptance import Acceptance
 from power_lab.widgets.blocks import Blocks
@@ -275,3 +275,14 @@ def test_why_a_width_changed_is_said_without_repeating_the_width():
     assert "narrower: all that the drafter had (1 time)" in html
     assert "wider: all that the drafter had (1 time)" in html
     assert "narrower: two drafts survive (1 time)" in html
+
+
+def test_without_a_run_the_latest_one_is_looked_at():
+    lab = Lab()
+    inspect = Inspect(lab)
+    for look in (inspect.acceptance, inspect.lens):
+        with pytest.raises(ConfigError, match="none yet"):
+            look()
+    lab.last = Run(run_record(30))
+    assert inspect.acceptance().run is lab.last
+    inspect.close()
