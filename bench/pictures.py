@@ -136,7 +136,7 @@ def states(page: LabPage, album: Album) -> None:
     page.run("lab.watch()")
     page.run("lab.disconnect()")
     _no_engine(page)
-    page.page.locator(".pl-status", has_text="Disconnected").last.wait_for()
+    page.page.locator(".pl-status", has_text="the last numbers").last.wait_for()  # a moment later than "Disconnected"
     place = page.page.locator(".power-lab", has=page.page.locator(".pl-status.pl-bad")).last
     both(page, lambda theme: album.keep(f"disconnected-{theme}", place.screenshot()))
 
