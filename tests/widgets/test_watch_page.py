@@ -58,7 +58,7 @@ def test_silence_is_told_within_two_seconds(page, watch):
     page.evaluate(
         "() => { traits.facts = {...traits.facts, state: 'ended', message: 'Gone.'}; model.fire('change:facts'); }"
     )
-    assert page.inner_text(".pl-status") == "Disconnected: the engine is gone. Gone."
+    assert page.inner_text(".pl-status") == "Disconnected. Gone."
     page.evaluate(
         "() => { traits.facts = {state: 'none', message: 'No engine is running.'}; model.fire('change:facts'); }"
     )

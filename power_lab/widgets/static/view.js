@@ -13,8 +13,9 @@ const dressings = []; // (body, model, signal) => void
 /** Show details of what is under the pointer or focused; arrow keys walk from item to item. */
 function details(root, body, signal) {
   const line = element("div", "pl-detail");
-  const hint = body.querySelector(ITEMS) ? "Point at an item, or press Enter in the box and walk with the arrow keys." : "";
-  line.textContent = hint;
+  line.textContent = body.querySelector(ITEMS)
+    ? "Point at an item, or press Enter in the box and walk with the arrow keys."
+    : "Point at what you want explained.";
   root.append(line);
 
   const show = (target, spoken) => {

@@ -71,7 +71,7 @@ function attach(root, model) {
     if (!on) return;
     const facts = model.get("facts");
     const late = Date.now() - heard > SILENCE;
-    if (facts.state === "ended") say(`Disconnected: the engine is gone. ${facts.message}`, true);
+    if (facts.state === "ended") say(`Disconnected. ${facts.message}`, true);
     else if (facts.state === "none") {
       const old = body.querySelector(".pl-tile") !== null; // numbers of an engine that there was
       const note = body.querySelector(".pl-empty .pl-note"); // says what is missing, so the state need not
