@@ -6,7 +6,8 @@ A MODEL is a geometry (qwen3-8b, qwen3-0.6b, gemma3-270m-bf16, smollm2-bf16, tin
 a name from `lab.models()`. Cases, each of which can be asked for alone:
 - bits: a text's logits are the same in one prefill, in chunks, token by token, in verify windows, in a batch and from the engine's steps.
 - parity: with the f32 CPU arithmetic, for files: KL <= 0.002, the likeliest token the same at >= 90 % of the positions.
-- decode: prompts of 128 tokens, 256 new, greedy, no prefix cache. verify: steps of 8 and 16 rows of one request. prefill: 4,096 tokens.
+- decode: prompts of 128 tokens, 256 new, greedy, no prefix cache. verify: steps of 8 and 16 rows of one request, drafted on the host;
+  then in rounds that stay on the device, with drafts that cost nothing. prefill: 4,096 tokens.
 - where: a decode step by operation. peers: transformers on the same geometry, vLLM as recorded elsewhere.
 
 `floor_fraction` of decoding is the rate at which the weights' stored bytes pass, of prefill its operations, over copy bandwidth and matrix
@@ -110,7 +111,7 @@ def measure(
         )
         plan = {
             "decode": [partial(bench.decode, batch) for batch in args.batches],
-            "verify": [partial(bench.verify, rows) for rows in args.rows],
+            "verify": [*(partial(bench.verify, rows) for rows in args.rows), partial(bench.rounds, args.rows)],
             "prefill": [bench.prefill],
             "where": [partial(bench.where, batch) for batch in args.at],
         }

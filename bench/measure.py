@@ -7,10 +7,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 
+from bench.blind import Blind
 from bench.spy import Spy
 from power_lab.engine.config import EngineConfig
 from power_lab.engine.engine import Engine
@@ -112,6 +115,25 @@ class Bench:
             device.append(statistics.median(round_.forward_s for round_ in records[0].rounds))
         made = {"phase": "verify", "rows": rows} | self._step(1, statistics.median(steps), rows - 1)
         return made | {"device_ms": round(statistics.median(device) * 1e3, 4), "runs": RUNS}
+
+    def rounds(self, rows: Sequence[int]) -> Record:
+        """As `verify`, in rounds that stay on the device, as those of trained drafters do; by rows, each beside a step of one row."""
+        pages = -(-(self._prompt + self._count) // 64) + 1
+        config = msgspec.structs.replace(self.engine.config, max_batch=1, kv_tokens=64 * pages)
+        trained = Blind(self.loaded.model.ops)
+        engine = Engine(config, loaded=replace(self.loaded, trained=trained), threaded=False)
+        tokens, seconds = self._tokens(0, self._prompt), {}
+        try:
+            for count in (1, *(count for count in rows if count > 1)):
+                speculation = {"speculate": "mtp", "width": count - 1, "controller": "fixed"} if count > 1 else {}
+                params = SamplingParams(max_tokens=self._count, ignore_eos=True, **speculation)
+                runs = [step_seconds([engine.submit(tokens, params).result()]) for _ in range(RUNS + 1)]
+                seconds[count] = statistics.median(runs[1:])
+        finally:
+            engine.close()
+        ms = {str(count): round(spent * 1e3, 4) for count, spent in seconds.items()}
+        of_one = {str(count): round(spent / seconds[1], 4) for count, spent in seconds.items()}
+        return {"phase": "rounds", "ms": ms, "of_one_row": of_one, "runs": RUNS}
 
     def prefill(self) -> Record:
         """One long prompt in one step, to its first token."""
