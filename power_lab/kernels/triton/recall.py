@@ -13,6 +13,7 @@ from power_lab.kernels.triton.sample import arrive
 
 PLAN = "recall: whole numbers alone; the longest match, of equals the last"
 ENDS = 512  # of matches that one program looks at
+ABREAST = 4  # tokens that are compared before one looks whether any end is left; divides `LONGEST_MATCH`
 NOTED = 128  # rows of one program of `note`
 
 
@@ -53,7 +54,8 @@ def _told(told, table, position, wanted, BLOCK: tl.constexpr):
 )
 def _recall(
     told, tables, pages, came, marks, least, source, drafts, out, width, best, arrived,
-    WIDTH: tl.constexpr, PARTS: tl.constexpr, ENDS: tl.constexpr, LONGEST: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    WIDTH: tl.constexpr, PARTS: tl.constexpr, ENDS: tl.constexpr, LONGEST: tl.constexpr, ABREAST: tl.constexpr, BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Some ends of matches of one sequence."""
     chain.begin(PDL)
@@ -67,17 +69,19 @@ def _recall(
 
     end = part * ENDS + tl.arange(0, ENDS)
     length = tl.zeros([ENDS], tl.int32)
-    alive, back, own = end < last, last * 0, anchor
+    alive, back = end < last, last * 0
     going = part * ENDS < last
     while going:
-        alive = alive & (end >= back)
-        alive = alive & (_told(told, table, end - back, alive, BLOCK) == own)
-        length += alive.to(tl.int32)
-        back += 1
+        for j in tl.static_range(ABREAST):  # whose loads wait for nothing but themselves
+            at = back + j
+            own = tl.where(at == 0, anchor, _told(told, table, last - at, (at > 0) & (at <= last), BLOCK))
+            there = (end < last) & (end >= at)
+            alive = alive & there & (_told(told, table, end - at, there, BLOCK) == own)
+            length += alive.to(tl.int32)
+        back += ABREAST
         going = (back < LONGEST) & (back <= last)
         if going:
             going = tl.max(alive.to(tl.int32)) > 0
-            own = _told(told, table, last - back, going, BLOCK)
     key = tl.where(length > 0, (length.to(tl.int64) << 32) + end, -1)
     tl.store(best + s * parts + part, tl.max(key))
 
@@ -122,6 +126,6 @@ def recall(
     assert scratch.best.numel() >= sequences * parts and len(scratch.arrived) >= sequences, "scratch is too small"
     _recall[(sequences, parts)](
         told, tables, pages, came, marks, least, source, drafts, out, width, scratch.best, scratch.arrived,
-        WIDTH=triton.next_power_of_2(width), PARTS=triton.next_power_of_2(parts), ENDS=ENDS, LONGEST=LONGEST_MATCH, BLOCK=BLOCK,
-        num_warps=4, **chain.options(told.device),
+        WIDTH=triton.next_power_of_2(width), PARTS=triton.next_power_of_2(parts), ENDS=ENDS, LONGEST=LONGEST_MATCH,
+        ABREAST=ABREAST, BLOCK=BLOCK, num_warps=4, **chain.options(told.device),
     )  # fmt: skip
