@@ -30,6 +30,7 @@ from power_lab.engine.trace import RunRecord
 from power_lab.kernels.table import select
 
 PROMPT = 128
+NAME: Drafting = "ngram"  # in whose place the drafter works
 
 
 class Synthetic:
@@ -40,7 +41,7 @@ class Synthetic:
         work: what a draft costs: done before each answer; what it answers is not used.
     """
 
-    name = "synthetic"
+    name: str = NAME  # under which its calls are measured and requests ask for it
 
     def __init__(self, known: Sequence[int], acceptance: float, vocab: int, work: Drafter) -> None:
         coin = np.random.default_rng(0).random(len(known)) < acceptance
@@ -140,8 +141,8 @@ class Curve:
 
     def _warm(self, width: int) -> RunRecord:
         """The second of two answers: the first compiles and captures the shapes of its windows."""
-        self._answer("ngram", width)
-        return self._answer("ngram", width)
+        self._answer(NAME, width)
+        return self._answer(NAME, width)
 
     def _answer(self, drafter: Drafting, width: int) -> RunRecord:
         widths: dict[str, Any] = {"width": width, "controller": "fixed"} if width else {"width": max(self.args.widths)}

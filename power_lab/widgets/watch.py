@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Protocol
 
 import traitlets
@@ -57,12 +58,12 @@ class HostSource:
         client = HostClient.find(self._paths, self._settings)
         if client is None:
             raise HostUnavailable("No engine is running.", 'lab.load("smollm2") or lab.generate("Hello") starts one.')
-        try:
-            client.subscribe(on_vitals, hz, on_end)
-        except BaseException:
-            client.close()
-            raise
-        return client  # its close ends the subscription, too
+        with ExitStack() as stack:
+            stack.callback(client.close)
+            stack.callback(
+                client.subscribe(on_vitals, hz, on_end).close
+            )  # first, so that our own leaving is not told as an end
+            return stack.pop_all()
 
 
 class Watch(View):

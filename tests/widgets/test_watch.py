@@ -15,7 +15,8 @@ from power_lab.errors import ConfigError, HostUnavailable
 from power_lab.widgets import watch as module
 from power_lab.widgets import watch_page
 from power_lab.widgets.history import FIELDS, History
-from power_lab.widgets.watch import Watch, _facts
+from power_lab.widgets.watch import HostSource, Watch, _facts
+from tests import hosting
 from tests.widgets.reports import vitals
 
 
@@ -280,3 +281,20 @@ def test_frames_cost_little(view, source):
 def test_the_script_is_text_and_small():
     assert isinstance(Watch._esm, str)
     assert len(Watch._esm.encode()) < 20_000
+
+
+def test_leaving_a_host_is_not_told_as_its_end(tmp_path):
+    with hosting.home(tmp_path / "h") as home:
+        engine = home.engine()
+        ends, seen = [], []
+        source = HostSource(home.paths, home.settings)
+        left = source(seen.append, 20.0, ends.append)
+        hosting.eventually(lambda: bool(seen))
+        left.close()
+        assert not ends
+        stays = source(seen.append, 20.0, ends.append)
+        hosting.kill(engine.client.pid)
+        hosting.eventually(lambda: bool(ends))
+        assert "is gone" in str(ends[0])
+        stays.close()
+        assert len(ends) == 1
