@@ -39,12 +39,9 @@ _NAMES: tuple[tuple[type, tuple[str, ...]], ...] = (
 )
 
 
-def missing(kernel: Any = None) -> list[str]:
-    """What this ipykernel lacks of the names that are used here; also what only a started kernel has, when one is given."""
-    absent = [f"{owner.__name__}.{name}" for owner, names in _NAMES for name in names if not hasattr(owner, name)]
-    if kernel is not None and not hasattr(getattr(kernel, "_main_asyncio_lock", None), "locked"):
-        absent.append("Kernel._main_asyncio_lock")
-    return absent
+def missing() -> list[str]:
+    """What this ipykernel lacks of the names that are used here."""
+    return [f"{owner.__name__}.{name}" for owner, names in _NAMES for name in names if not hasattr(owner, name)]
 
 
 class Routing:
@@ -79,9 +76,12 @@ class Routing:
         return False
 
     def _answer(self, kind: str, idents: list[Any], parts: list[Any], header: dict[str, Any]) -> bool:
-        """A question that a page asks when it loads, and that needs nothing of the main thread."""
+        """A question that a page asks when it loads, and that needs nothing of the main thread.
+
+        Also while no cell runs: one may be on its way to the main thread, and the question would wait behind it.
+        """
         kernel = self._kernel
-        if header.get("subshell_id") or not kernel._main_asyncio_lock.locked():
+        if header.get("subshell_id"):
             return False
         request = kernel.session.deserialize(parts, content=True, copy=False)
         self._state("busy", request)
@@ -171,7 +171,7 @@ class ServedKernel:
     routing_absent = ""
 
     def start(self) -> None:
-        absent = missing(self)
+        absent = missing()
         if not getattr(self, "_supports_kernel_subshells", False):
             absent.append("subshells (this kernel has none)")
         if absent:

@@ -60,6 +60,19 @@ def test_the_kernel_tells_its_state_and_a_page_loads_while_a_cell_runs(start, pa
     assert page.control("power_lab_request", {"method": "fly"})["status"] == "error"
 
 
+def test_a_page_loads_at_the_very_moment_that_a_cell_begins(start, page_of, tmp_path: Path):
+    kernel = start()
+    page = page_of(kernel)
+    stop = tmp_path / "stop"
+    for _ in range(5):  # the question reaches the kernel right behind the cell, before that has begun
+        stop.unlink(missing_ok=True)
+        page.send("execute_request", {"code": BUSY.format(stop=str(stop), body=SLEEPING), "silent": False})
+        assert page.ask("comm_info_request")["comms"] == {}
+        assert page.control("power_lab_request")["busy"]
+        stop.touch()
+        eventually(lambda: not page.control("power_lab_request")["busy"])
+
+
 def test_a_comm_that_names_no_subshell_is_answered_while_a_cell_runs(start, page_of, tmp_path: Path):
     kernel = start()
     page = page_of(kernel)

@@ -29,10 +29,6 @@ def test_a_name_that_is_gone_is_named(monkeypatch, owner: type, name: str):
     assert missing() == [f"{owner.__name__}.{name}"]
 
 
-def test_a_kernel_without_its_lock_is_refused():
-    assert missing(object()) == ["Kernel._main_asyncio_lock"]
-
-
 def test_leases_end_in_silence_and_live_by_messages():
     now = 0.0
     leases = Leases(lambda: now)
