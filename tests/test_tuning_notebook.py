@@ -50,7 +50,7 @@ def test_every_cell_runs(executed):
 def test_what_it_shows_is_in_its_outputs(which, request):
     path = PAGE if which == "saved" else request.getfixturevalue("executed")[1]
     drafts, memory = pages(path, "drafts = lab.sweep")[-1], pages(path, "memory = lab.sweep")[-1]
-    assert "✓ The same outputs at all 10 points" in drafts
+    assert "✓ The same outputs at all 13 points" in drafts
     assert "✓ The same outputs at all 8 points" in memory
     assert memory.count('class="pl-reason"') == 4, "the pool that is too small"
     for source in ('heatmap("width", "speculate")', "memory.pareto()", "memory.parallel()"):
