@@ -45,7 +45,7 @@ class Workspace:
     """Scratch of one stream's products.
 
     Attributes:
-        partials: f32, sums of splits; for many rows, stored weights as bf16.
+        partials: f32, sums of splits; for many rows, stored weights as x is.
         counters: int32, one for each tile whose splits run side by side; zero between launches, each launch leaves them so.
         mixed: f32, the two halves of gated products whose weights differ in type.
     """
@@ -287,7 +287,7 @@ def _launch_panels(
     """Launches for many rows and stored codes, which are unpacked once, as many columns at a time as the scratch holds."""
     cols = x.shape[1]
     splits = reduction(out.shape[1], cols, activation != NONE, True)
-    panel = work.partials.view(torch.bfloat16)
+    panel = work.partials.view(x.dtype)
     most = panel.numel() // cols // (2 if activation else 1)
     column = 0
     for weight in weights[:1] if activation else weights:

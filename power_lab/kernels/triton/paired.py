@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from power_lab.kernels.triton import chain
+from power_lab.kernels.triton.operand import to_operand, whole
 from power_lab.kernels.triton.product import activate, dot, x_tile
 
 
@@ -36,8 +37,9 @@ def paired(
         mask = there if EVEN else there & (rk[None, :] + k < K)
         w = tl.load(start[:, None] + rk[None, :] + k, mask=mask, other=0.0, eviction_policy=POLICY)
         acc = dot(w, x, acc, INTERPRET)
+    acc = whole(acc, X.dtype.element_ty)
     gate, up = tl.split(tl.permute(tl.reshape(acc, (4, 2, 8, BM)), (0, 2, 3, 1)))
     result = tl.reshape(activate(gate, ACTIVATION) * up, (32, BM))
     n = tl.program_id(0) * 32 + tl.arange(0, 32)
     at = r.to(tl.int64)[None, :] * pitch + n[:, None]
-    tl.store(Out + at, result.to(Out.dtype.element_ty), mask=(n < N)[:, None] & (r < R)[None, :])
+    tl.store(Out + at, to_operand(result, Out.dtype.element_ty), mask=(n < N)[:, None] & (r < R)[None, :])

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 CHUNK = 1 << 20  # values that are repacked at a time, so that temporaries stay small whatever the matrix is
 SMALL = 1 << 21  # values of a matrix that is held as bf16, however it is stored
-PLANES = ("codes", "high", "scale", "minimum", "subs", "sub_minima")
+PLANES = ("codes", "high", "scale", "minimum", "subs")
 """In the order in which kernels take them."""
 
 _PLAIN = {QuantType.F32: np.dtype("<f4"), QuantType.F16: np.dtype("<f2"), QuantType.BF16: np.dtype("<i2")}
@@ -78,6 +78,16 @@ class Form:
     def depth(self) -> int:
         """Values of one step of a product: one or two tiles, whole in every plane."""
         return 256 if self.fields * self.high == 4 else self.tile
+
+    @property
+    def subs(self) -> int:
+        """Bytes of a tile of a row in `subs`: sub-blocks' scales, then minima where they have bytes of their own."""
+        return self.tile // self.group * (2 if self.affine and self.sub == 32 else 1)
+
+    @property
+    def sub_zero(self) -> int:
+        """What stands for a sub-block's number of 0: those that may be negative are stored as so much more."""
+        return 128 if self.sub and not self.affine else 0
 
     @property
     def group(self) -> int:
@@ -191,36 +201,27 @@ def _planes(type: QuantType, rows: int, whole: int, fields: Fields) -> dict[str,
     # Axes: row, step, tile, pair, field, lane, which of a pair; then lanes come before pairs, and fields last but one.
     codes = _filled(codes, whole).reshape(rows, whole // form.depth, form.depth // form.tile, -1, form.fields, 4, 2)
     codes = codes.transpose(0, 1, 2, 5, 3, 4, 6).reshape(*codes.shape[:3], -1, form.fields, 2)
-    planes = {"codes": _low(codes, form), "scale": _of_blocks(fields.scale, rows, whole, form)}
+    planes = {"codes": _low(codes, form)}
     if form.high:
         planes["high"] = _high(codes, form)
+    if not form.sub:
+        planes["scale"] = _of_groups(fields.scale, rows, whole, form)
+        if form.affine:
+            planes["minimum"] = _of_groups(fields.minimum, rows, whole, form)
+        return planes
+    both = np.stack([fields.scale, -fields.minimum if form.affine else fields.scale], axis=1).reshape(rows, -1, 2)
+    planes["scale"] = np.pad(both, ((0, 0), (0, whole // form.block - both.shape[1]), (0, 0))).transpose(1, 0, 2)
+    subs = fields.subs + np.uint8((form.sub_zero - (0 if layout.sub_signed else layout.sub_zero)) % 256)
+    count = form.block // form.sub
+    scales, minima = (_of_groups(part, rows, whole, form) for part in (subs[:, :count], subs[:, count:]))
     if form.affine:
-        planes["minimum"] = _of_blocks(fields.minimum, rows, whole, form)
-    if form.sub:
-        count = form.block // form.sub
-        if layout.sub_signed:
-            subs = fields.subs.view(np.int8)
-        else:
-            subs = fields.subs - np.uint8(layout.sub_zero)
-            subs = subs if form.affine else subs.view(np.int8)
-        scales, minima = (_of_groups(part, rows, whole, form) for part in (subs[:, :count], subs[:, count:]))
-        if form.affine and form.sub == 32:
-            planes["sub_minima"] = minima
-        elif form.affine:
-            scales = scales | minima << np.uint8(4)
-        planes["subs"] = scales
+        scales = np.concatenate([scales, minima], axis=2) if form.sub == 32 else scales | minima << np.uint8(4)
+    planes["subs"] = scales
     return planes
 
 
 def _filled(numbers: np.ndarray, width: int) -> np.ndarray:
     return np.pad(numbers, ((0, 0), (0, width - numbers.shape[1])))
-
-
-def _of_blocks(numbers: np.ndarray, rows: int, whole: int, form: Form) -> np.ndarray:
-    """The numbers of blocks [tiles, rows, groups], or [blocks, rows] where those are larger."""
-    if not form.sub:
-        return _of_groups(numbers, rows, whole, form)
-    return _filled(numbers.reshape(rows, -1), whole // form.block).T
 
 
 def _of_groups(numbers: np.ndarray, rows: int, whole: int, form: Form) -> np.ndarray:

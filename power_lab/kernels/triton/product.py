@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from power_lab.kernels.triton import chain, unpack
+from power_lab.kernels.triton.operand import to_operand, whole
 
 
 @triton.jit
@@ -43,7 +44,7 @@ def dot(w, x, acc, INTERPRET: tl.constexpr):
     if INTERPRET:  # the interpreter has no bf16 arithmetic
         return tl.dot(w.to(tl.float32), x.to(tl.float32), acc, input_precision="ieee")
     else:
-        return tl.dot(w.to(tl.bfloat16), x, acc)
+        return tl.dot(w.to(x.dtype), x, acc)
 
 
 @triton.jit
@@ -85,34 +86,16 @@ def _sum(
                 beside = dot(_dense(two[0], n, nm, K, k, BK, EVEN, POLICY), x, beside, INTERPRET)
     else:
         n = n.to(tl.int64)
-        stored, stored2 = (0, 0), (0, 0)
-        if FORM.sub > 0:
-            stored = unpack.of_rows(one, first, n, nm, N, FORM)
-            if GATED:
-                stored2 = unpack.of_rows(two, first, n, nm, N, FORM)
         for k in range(first, last, BK):
-            if FORM.sub > 0:  # loads too narrow for the pipeline are fetched a step ahead
-                ahead = nm & (k + BK < last)
-                next_stored = unpack.of_rows(one, k + BK, n, ahead, N, FORM)
-                if GATED:
-                    next_stored2 = unpack.of_rows(two, k + BK, n, ahead, N, FORM)
             for half in tl.static_range(BK // FORM.tile):
                 depth = k + half * FORM.tile
                 x = x_tile(X, r, rm, K, depth, FORM.tile, EVEN)
-                w = unpack.tile(
-                    one, stored, depth, half % (FORM.depth // FORM.tile), n, nm, N, BN, FORM, POLICY, INTERPRET
-                )
+                w = unpack.tile(one, depth, half % (FORM.depth // FORM.tile), n, nm, N, BN, FORM, POLICY, INTERPRET)
                 acc = dot(w, x, acc, INTERPRET)
                 if GATED:
-                    w = unpack.tile(
-                        two, stored2, depth, half % (FORM.depth // FORM.tile), n, nm, N, BN, FORM, POLICY, INTERPRET
-                    )
+                    w = unpack.tile(two, depth, half % (FORM.depth // FORM.tile), n, nm, N, BN, FORM, POLICY, INTERPRET)
                     beside = dot(w, x, beside, INTERPRET)
-            if FORM.sub > 0:
-                stored = next_stored
-                if GATED:
-                    stored2 = next_stored2
-    return acc, beside
+    return whole(acc, X.dtype.element_ty), whole(beside, X.dtype.element_ty)
 
 
 @triton.jit
@@ -130,7 +113,7 @@ def _store(Out, Bias, acc, beside, at, column, mask, ACTIVATION: tl.constexpr, B
         acc = activate(acc, ACTIVATION) * beside
     if BIASED:
         acc += tl.load(Bias + column, mask=mask, other=0.0)
-    tl.store(Out + at, acc.to(Out.dtype.element_ty), mask=mask)
+    tl.store(Out + at, to_operand(acc, Out.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -224,7 +207,7 @@ def _stacked(weights, tile, BN: tl.constexpr):
     else:
         return (
             _pick(weights, 0, tile, BN), _pick(weights, 1, tile, BN), _pick(weights, 2, tile, BN), _pick(weights, 3, tile, BN),
-            _pick(weights, 4, tile, BN), _pick(weights, 5, tile, BN), 0,
+            _pick(weights, 4, tile, BN), 0,
         )  # fmt: skip
 
 
@@ -236,6 +219,5 @@ def combine(Gate, Up, Out, size, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr, 
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = i < size
     g = tl.load(Gate + i, mask=mask, other=0.0)
-    tl.store(
-        Out + i, (activate(g, ACTIVATION) * tl.load(Up + i, mask=mask, other=0.0)).to(Out.dtype.element_ty), mask=mask
-    )
+    result = activate(g, ACTIVATION) * tl.load(Up + i, mask=mask, other=0.0)
+    tl.store(Out + i, to_operand(result, Out.dtype.element_ty), mask=mask)

@@ -1,9 +1,11 @@
-"""Codes to values, in registers: bit for bit what `dequantise` computes, (scale * sub) * level - (minimum * sub) in f32.
+"""Codes to values, in registers.
 
-`tile` makes bf16 tiles for the matrix unit, in PTX of its own: two neighbours at a time, and of each code a float by one byte permutation,
-where a conversion runs at a quarter of the rate. A byte c under the exponent of 2^7 or 2^15 is the float `base` + c, and with the offset
--(base + zero) * scale, which is exact, one fused multiply-add gives scale * (c - zero) rounded once. `gathered` computes the same values in
-plain arithmetic, for rows of tables and for the interpreter.
+`tile` makes f16 tiles for the matrix unit, in PTX of its own, two neighbours at a time: a code's bits under the exponent of 1024 are the
+f16 1024 + code, so one addition gives the level exactly, and one multiplication or multiply-add its value, scale * level + minimum. All are
+rounded once to f16: values, and before them the scales and minima of sub-blocks, products of two of the file's numbers; those of blocks are
+f16 in the file.
+
+`gathered` computes the file's values in f32, for rows of tables, bit for bit what `dequantise` does, and for the interpreter.
 """
 
 # pyright: reportPossiblyUnbound=false
@@ -17,21 +19,18 @@ import triton.language as tl
 from power_lab.kernels.triton.planes import Form
 
 
+ONES = 0x64006400  # f16 pair of 1024, in whose last ten bits 1 is a unit
+PAIRS = 4  # pairs of words that one piece of assembly unpacks: 128 bits of codes, whole groups of every type but Q8_0
+
+
 @triton.constexpr_function
-def base(form: Form) -> float:
-    """What a code is raised by as it becomes a float."""
-    return 32768.0 if bits(form) == 8 else 128.0
+def words_at_once() -> int:
+    return 2 * PAIRS
 
 
 @triton.constexpr_function
 def bits(form: Form) -> int:
     return 8 if form.book else form.low + form.high
-
-
-@triton.constexpr_function
-def fused(form: Form) -> bool:
-    """Whether (base + zero) * scale is exact in f32: a scale has 11 bits, 7 more with a sub-block's, and base + zero 9 at most."""
-    return not (form.sub and bits(form) == 8)
 
 
 @triton.constexpr_function
@@ -41,62 +40,113 @@ def word_of(book: tuple[int, ...], at: int) -> int:
 
 
 @triton.constexpr_function
-def assembly(form: Form, half: int) -> str:
-    """PTX that turns two words into as many pairs of bf16 as a word has fields.
+def half(number: float) -> str:
+    """Twice a number as f16, which it must be, in hexadecimal."""
+    fraction, exponent = abs(number), 15
+    while fraction >= 2:
+        fraction, exponent = fraction / 2, exponent + 1
+    while fraction < 1:
+        fraction, exponent = fraction * 2, exponent - 1
+    digits = (fraction - 1) * 1024
+    assert digits == int(digits), f"{number} is no f16"
+    assert 0 < exponent < 31, f"{number} is no f16"
+    return f"{((number < 0) << 15 | exponent << 10 | int(digits)) * 0x00010001:#x}"
 
-    Operands: the pairs; two words (and their bytes of `high` as 16 bits each, of tile `half` of a step); the scales of the codes' groups,
-    each twice, once for either word, which share them; where `fused` offsets -(base + zero) * scale in the same way; where affine minima.
+
+@triton.constexpr_function
+def assembly(form: Form, at: int) -> str:
+    """PTX that turns PAIRS pairs of words into as many times as many pairs of f16 as a word has fields.
+
+    Operands: pairs by field; pairs of words; their bytes of `high`, four in a register, of tile `at` of a step. Then of each group of a pair
+    scales, and where affine minima, f16, one for either word of every pair; or where blocks are of 256 values, the block's two f16, and the
+    sub-blocks' numbers, bytes, four in a register: either as many registers as there are words, as evenly as they go.
     """
-    inputs = iter(f"${i}" for i in range(form.fields, 64))
     count = scales_of_pair(form)
-    word = next(inputs)
-    high = next(inputs) if form.high else ""
-    scales, offsets, minima = (
-        [(next(inputs), next(inputs))[0] for _ in range(count if there else 0)]
-        for there in (True, fused(form), form.affine)
-    )
-    lines = ["{ .reg .b32 c<8>, t, u; .reg .f32 f<2>;"]
-    lines += _book(form, word) if form.book else _bytes(form, word, high, half)
-    for field in range(form.fields):
-        group = field * count // form.fields
-        for lane in range(2):
-            register, byte = _place(form, field, lane)
-            lines.append(_float(form, f"f{lane}", register, byte))
-            if fused(form):
-                lines.append(f"fma.rn.f32 f{lane}, f{lane}, {scales[group]}, {offsets[group]};")
-            else:
-                lines.append(f"sub.rn.f32 f{lane}, f{lane}, {base(form) + form.zero:.1f};")
-                lines.append(f"mul.rn.f32 f{lane}, f{lane}, {scales[group]};")
+    names = iter(f"${i}" for i in range(form.fields * PAIRS, 999))
+
+    def take(registers: int) -> list[str]:
+        return [next(names) for _ in range(registers)]
+
+    words = take(PAIRS)
+    highs = take(PAIRS // 2) if form.high else []
+    lines = ["{ .reg .b32 c<8>, h, t, u, s<4>, m<4>, d, e, k, a, b; .reg .b16 x, y;", f"mov.b32 k, {ONES};"]
+    if form.sub:
+        both, subs = take(2 * PAIRS)[0], take(2 * PAIRS)
+        lines += [f"mov.b32 {{x, y}}, {both};", "mov.b32 d, {x, x};", "mov.b32 e, {y, y};"]
+    else:
+        scales, minima = ([take(PAIRS) for _ in range(count if there else 0)] for there in (True, form.affine))
+    for pair in range(PAIRS):
+        if form.sub:
+            lines += _sub_scales(form, pair, subs)
+            scale, minimum = [f"s{i}" for i in range(count)], [f"m{i}" for i in range(count)]
+        else:
+            scale, minimum = [s[pair] for s in scales], [m[pair] for m in minima]
+        lines += _codes(form, pair, words[pair], highs, at)
+        for field in range(form.fields):
+            out, group = f"${field * PAIRS + pair}", field * count // form.fields
             if form.affine:
-                lines.append(f"add.rn.f32 f{lane}, f{lane}, {minima[group]};")
-        lines.append(f"cvt.rn.bf16x2.f32 ${field}, f1, f0;")
+                lines.append(f"fma.rn.f16x2 {out}, c{field}, {scale[group]}, {minimum[group]};")
+            else:
+                lines.append(f"mul.rn.f16x2 {out}, c{field}, {scale[group]};")
     return "\n".join([*lines, "}"])
 
 
 @triton.constexpr_function
-def _place(form: Form, field: int, lane: int) -> tuple[str, int]:
-    """Register and byte where `_bytes` or `_book` leave the code of a field of word `lane`."""
+def _codes(form: Form, pair: int, word: str, highs: list[str], at: int) -> list[str]:
+    """c0, c1 ...: of every field the levels of both words, exactly. Bits under the exponent of 1024 are that much more than they mean."""
     if form.book:
-        return f"c{lane}", field
-    layers = 8 // form.low
-    return f"c{field % layers}", field // layers + 2 * lane
+        return _book(form, word)
+    if form.low == 8:
+        lines = [f"mov.b32 a, {half(-1024.0 - form.zero)};"]
+        for field, order in enumerate((0x5250, 0x5351)):
+            lines += [f"prmt.b32 t, {word}, k, {order:#x};", f"add.rn.f16x2 c{field}, t, a;"]
+        return lines
+    lines = []
+    if form.high:
+        lines.append(f"prmt.b32 h, {highs[pair // 2]}, k, {0x5150 if pair % 2 == 0 else 0x5352:#x};")
+    apart = 8 // form.low
+    for field in range(form.fields):
+        if field == apart:
+            lines.append(f"shr.b32 u, {word}, 8;")
+        source, shift = (word, field * form.low) if field < apart else ("u", (field - apart) * form.low)
+        lines.append(_masked("t", source, form.low, shift))
+        raised = 1024.0 / (1 << shift)
+        if form.high:
+            up = (at * form.fields + field) * form.high
+            more = (1 << form.low) / (1 << up)
+            lines.append(_masked(f"c{field}", "h", form.high, up))
+            lines += [f"mov.b32 a, {half(more)};", f"mov.b32 b, {half(-1024.0 * more - raised - form.zero)};"]
+            lines.append(f"fma.rn.f16x2 b, c{field}, a, b;")
+        else:
+            lines.append(f"mov.b32 b, {half(-raised - form.zero)};")
+        lines += [f"mov.b32 a, {half(1 / (1 << shift))};", f"fma.rn.f16x2 c{field}, t, a, b;"]
+    return lines
 
 
 @triton.constexpr_function
-def _bytes(form: Form, word: str, high: str, half: int) -> list[str]:
-    """Codes apart: field f of the words becomes byte f // layers of either half of register f % layers."""
-    layers = 8 // form.low
-    lines = []
-    for layer in range(layers):
-        lines.append(f"shr.b32 c{layer}, {word}, {layer * form.low};")
-        if form.low < 8:
-            lines.append(f"and.b32 c{layer}, c{layer}, {((1 << form.low) - 1) * 0x01010101:#x};")
-        for field in range(layer, form.fields, layers) if form.high else ():
-            target = field // layers * 8 + form.low
-            move = target - (half * form.fields + field) * form.high
-            lines.append(f"{'shl' if move >= 0 else 'shr'}.b32 t, {high}, {abs(move)};")
-            lines.append(f"and.b32 t, t, {((1 << form.high) - 1 << target) * 0x00010001:#x};")
-            lines.append(f"or.b32 c{layer}, c{layer}, t;")
+def _masked(to: str, source: str, bits: int, shift: int) -> str:
+    """Some bits of both halves, under the exponent of 1024: (source & mask) | k."""
+    return f"lop3.b32 {to}, {source}, {((1 << bits) - 1 << shift) * 0x00010001:#x}, k, 0xea;"
+
+
+@triton.constexpr_function
+def _sub_scales(form: Form, pair: int, subs: list[str]) -> list[str]:
+    """s0, s1 ... and m0, m1 ...: the scales and minima of a pair's groups, rounded once, from the block's d and e."""
+
+    def byte(number: int) -> str:
+        apart = len(subs) // (form.subs // 4)  # registers of the same four numbers
+        return f"prmt.b32 t, {subs[number // 4 * apart]}, k, {0x5050 + number % 4 * 0x0101:#x};"
+
+    lines, groups = [], form.tile // form.group
+    for group in range(groups // PAIRS):
+        number = pair * groups // PAIRS + group
+        lines.append(byte(number))
+        if form.affine and form.sub == 16:
+            lines += [_masked("u", "t", 4, 4), f"mov.b32 a, {half(1 / 16)};", f"mov.b32 b, {half(-64.0)};"]
+            lines += ["fma.rn.f16x2 u, u, a, b;", f"mul.rn.f16x2 m{group}, u, e;", _masked("t", "t", 4, 0)]
+        lines += [f"mov.b32 a, {half(-1024.0 - form.sub_zero)};", "add.rn.f16x2 t, t, a;", f"mul.rn.f16x2 s{group}, t, d;"]
+        if form.affine and form.sub == 32:
+            lines += [byte(groups + number), "add.rn.f16x2 t, t, a;", f"mul.rn.f16x2 m{group}, t, e;"]
     return lines
 
 
@@ -116,21 +166,17 @@ def _book(form: Form, word: str) -> list[str]:
             "or.b32 t, t, 0x3210;",
             f"prmt.b32 c{lane}, c{lane}, c2, t;",
         ]
+    lines += ["prmt.b32 t, c0, c1, 0x5410;", "prmt.b32 u, c0, c1, 0x7632;", f"mov.b32 a, {half(-1024.0 - form.zero)};"]
+    for field in range(4):
+        lines.append(f"prmt.b32 c{field}, {'t' if field < 2 else 'u'}, k, {0x5250 if field % 2 == 0 else 0x5351:#x};")
+        lines.append(f"add.rn.f16x2 c{field}, c{field}, a;")
     return lines
 
 
 @triton.constexpr_function
-def _float(form: Form, to: str, register: str, byte: int) -> str:
-    """The float base + code: the exponent, and the code at the top of the fraction, or a byte lower where it has 8 bits."""
-    if bits(form) == 8:
-        return f"prmt.b32 t, {register}, 0x47, {0x4505 | byte << 4:#x}; mov.b32 {to}, t;"
-    return f"prmt.b32 t, {register}, 0x43, {0x4055 | byte << 8:#x}; mov.b32 {to}, t;"
-
-
-@triton.constexpr_function
 def constraints(form: Form) -> str:
-    inputs = ["r"] * (2 if form.high else 1) + ["f"] * (2 * scales_of_pair(form) * (1 + fused(form) + form.affine))
-    return ",".join(["=r"] * form.fields + inputs)
+    numbers = 4 * PAIRS if form.sub else scales_of_pair(form) * (1 + form.affine) * PAIRS
+    return ",".join(["=r"] * (form.fields * PAIRS) + ["r"] * (PAIRS + (PAIRS // 2 if form.high else 0) + numbers))
 
 
 @triton.jit
@@ -144,38 +190,25 @@ def _f32(scale, FORM: tl.constexpr):
 
 
 @triton.jit
-def of_blocks(planes, at, mask, FORM: tl.constexpr):
-    """Scale and minimum as stored, at these places of their planes; what a type lacks is stood in for by its scale."""
-    scale = tl.load(planes[2] + at, mask=mask, other=0)
-    minimum = scale
-    if FORM.affine:
-        minimum = tl.load(planes[3] + at, mask=mask, other=0)
-    return scale, minimum
-
-
-@triton.jit
-def of_rows(planes, k, n, nm, N, FORM: tl.constexpr):
-    """[BN, 1] of the blocks of 256 that depth k lies in."""
-    at = tl.full((1,), k // FORM.block, tl.int64) * N + n
-    return of_blocks(planes, at[:, None], nm[:, None], FORM)
-
-
-@triton.jit
-def _scales(planes, stored, at, mask, FORM: tl.constexpr):
-    """f32 scale and offset of what `of_blocks` gave, and of the sub-blocks at these places of their planes."""
-    scale = _f32(stored[0], FORM)
-    offset = scale
-    if FORM.affine:
-        offset = stored[1].to(tl.float32)
+def _scales(planes, block, at, mask, FORM: tl.constexpr):
+    """f32 scale and minimum of blocks at these places of their planes, and of sub-blocks."""
     if FORM.sub > 0:
-        sub = tl.load(planes[4] + at, mask=mask, other=0)
+        scale = tl.load(planes[2] + 2 * block, mask=mask, other=0).to(tl.float32)
+        minimum = tl.load(planes[2] + 2 * block + 1, mask=mask, other=0).to(tl.float32)
+        first = at // (FORM.tile // FORM.group) * FORM.subs + at % (FORM.tile // FORM.group)
+        sub = tl.load(planes[4] + first, mask=mask, other=0).to(tl.int32)
         if FORM.affine and FORM.sub == 16:
-            offset = -(offset * (sub >> 4).to(tl.float32))
+            minimum *= (sub >> 4).to(tl.float32)
             sub = sub & 15
         elif FORM.affine:
-            offset = -(offset * tl.load(planes[5] + at, mask=mask, other=0).to(tl.float32))
-        scale = scale * sub.to(tl.float32)
-    return scale, offset
+            minimum *= tl.load(planes[4] + first + FORM.tile // FORM.group, mask=mask, other=0).to(tl.float32)
+        return scale * (sub - FORM.sub_zero).to(tl.float32), minimum
+    else:
+        scale = _f32(tl.load(planes[2] + at, mask=mask, other=0), FORM)
+        minimum = scale
+        if FORM.affine:
+            minimum = tl.load(planes[3] + at, mask=mask, other=0).to(tl.float32)
+        return scale, minimum
 
 
 @triton.jit
@@ -194,10 +227,8 @@ def gathered(planes, row, k, N, mask, FORM: tl.constexpr):
         field += k % FORM.depth // FORM.tile * FORM.fields
         code |= ((high >> (field * FORM.high)) & ((1 << FORM.high) - 1)) << FORM.low
     at = (t * N + row) * (FORM.tile // FORM.group) + place // FORM.group
-    block = at
-    if FORM.sub > 0:
-        block = (k // FORM.block).to(tl.int64) * N + row
-    scale, offset = _scales(planes, of_blocks(planes, block, mask, FORM), at, mask, FORM)
+    block = (k // FORM.block).to(tl.int64) * N + row
+    scale, minimum = _scales(planes, block, at, mask, FORM)
     level = code - FORM.zero
     if FORM.book is not None:
         W0: tl.constexpr = word_of(FORM.book, 0)
@@ -207,7 +238,7 @@ def gathered(planes, row, k, N, mask, FORM: tl.constexpr):
         four = tl.where(code < 8, tl.where(code < 4, W0, W1), tl.where(code < 12, W2, W3))
         level = ((four >> ((code & 3) * 8)) & 255) - 128
     value = scale * level.to(tl.float32)
-    return value + offset if FORM.affine else value
+    return value + minimum if FORM.affine else value
 
 
 @triton.constexpr_function
@@ -219,15 +250,15 @@ def scales_of_pair(form: Form) -> int:
 @triton.jit
 def _spread(numbers, BN: tl.constexpr, FORM: tl.constexpr):
     """[BN, groups] to a tuple of [BN, words]: the groups of each pair of words, in order."""
-    PAIRS: tl.constexpr = FORM.words // 8
+    COUNTED: tl.constexpr = FORM.words // 8
     COUNT: tl.constexpr = scales_of_pair(FORM)
     if COUNT == 1:
         return (_over_lanes(numbers, BN, FORM),)
     elif COUNT == 2:
-        first, second = tl.split(tl.reshape(numbers, (BN, PAIRS, 2)))
+        first, second = tl.split(tl.reshape(numbers, (BN, COUNTED, 2)))
         return _over_lanes(first, BN, FORM), _over_lanes(second, BN, FORM)
     else:
-        even, odd = tl.split(tl.reshape(numbers, (BN, PAIRS, 2, 2)))
+        even, odd = tl.split(tl.reshape(numbers, (BN, COUNTED, 2, 2)))
         first, third = tl.split(even)
         second, fourth = tl.split(odd)
         return (
@@ -245,73 +276,77 @@ def _over_lanes(numbers, BN: tl.constexpr, FORM: tl.constexpr):
 
 @triton.jit
 def tile(
-    planes, stored, k, HALF: tl.constexpr, n, nm, N, BN: tl.constexpr, FORM: tl.constexpr, POLICY: tl.constexpr, INTERPRET: tl.constexpr
+    planes, k, HALF: tl.constexpr, n, nm, N, BN: tl.constexpr, FORM: tl.constexpr, POLICY: tl.constexpr, INTERPRET: tl.constexpr
 ):  # fmt: skip
-    """bf16 [BN, tile] values from depth k on, the HALF-th tile of a step, of rows n int64; 0 in rows outside of the mask nm.
-
-    `stored` is what `of_rows` gave, where blocks are of 256: the caller fetches it in time.
-    """
+    """f16 [BN, tile] values from depth k on, the HALF-th tile of a step, of rows n int64; 0 in rows outside of the mask nm."""
     if INTERPRET:
         inside = tl.arange(0, FORM.tile)
-        return gathered(planes, n[:, None], k + inside[None, :], N, nm[:, None], FORM)  # its bf16 is not rounded
+        return gathered(planes, n[:, None], k + inside[None, :], N, nm[:, None], FORM).to(tl.float16)
     else:
         mask = nm[:, None]
         row = (k // FORM.tile).to(tl.int64) * N + n
-        GROUPS: tl.constexpr = FORM.tile // FORM.group
-        at = row[:, None] * GROUPS + tl.arange(0, GROUPS)[None, :]
-        if FORM.sub == 0:
-            stored = of_blocks(planes, at, mask, FORM)
-        scale, minimum = _scales(planes, stored, at, mask, FORM)
         word = tl.arange(0, FORM.words)[None, :]
         low = tl.load(planes[0] + row[:, None] * FORM.words + word, mask=mask, other=0, eviction_policy=POLICY)
         inputs = (low,)
         if FORM.high > 0:
             step = (k // FORM.depth).to(tl.int64) * N + n
-            high = tl.load(planes[1] + step[:, None] * 32 + word, mask=mask, other=0, eviction_policy=POLICY)
-            inputs = inputs + (high.to(tl.int16),)  # noqa: RUF005
-        inputs = inputs + _spread(scale, BN, FORM)
-        if fused(FORM):
-            offset = scale * -(base(FORM) + FORM.zero)
-            inputs = inputs + _spread(offset, BN, FORM)
-        if FORM.affine:
-            inputs = inputs + _spread(minimum, BN, FORM)
+            eights = tl.max_contiguous(word, (1, 8))  # or else threads take 16 bytes, and hand every second one on
+            high = tl.load(planes[1] + step[:, None] * 32 + eights, mask=mask, other=0, eviction_policy=POLICY)
+            inputs = inputs + (high,)  # noqa: RUF005
+        if FORM.sub > 0:
+            block = (k // FORM.block).to(tl.int64) * N + n
+            both = tl.load(planes[2].to(tl.pointer_type(tl.int32)) + block[:, None], mask=mask, other=0)
+            FOURS: tl.constexpr = FORM.subs // 4
+            four = row[:, None] * FOURS + tl.arange(0, FOURS)[None, :]
+            subs = tl.load(planes[4].to(tl.pointer_type(tl.int32)) + four, mask=mask, other=0)
+            inputs = inputs + (_over_lanes(both, BN, FORM), _over_lanes(subs, BN, FORM))  # noqa: RUF005
+        else:
+            GROUPS: tl.constexpr = FORM.tile // FORM.group
+            at = row[:, None] * GROUPS + tl.arange(0, GROUPS)[None, :]
+            scale = tl.load(planes[2] + at, mask=mask, other=0)
+            if FORM.exponent:
+                scale = _f32(scale, FORM).to(tl.float16)
+            inputs = inputs + _spread(scale, BN, FORM)
+            if FORM.affine:
+                inputs = inputs + _spread(tl.load(planes[3] + at, mask=mask, other=0), BN, FORM)
         return _joined(_pairs(inputs, HALF, FORM), BN, FORM)
 
 
 @triton.jit
 def _pairs(inputs, HALF: tl.constexpr, FORM: tl.constexpr):
-    """bf16 [BN, words] of each field."""
+    """f16 [BN, words] of each field."""
     ASM: tl.constexpr = assembly(FORM, HALF)
+    PACK: tl.constexpr = words_at_once()
     if FORM.fields == 2:
         return tl.inline_asm_elementwise(
-            ASM, constraints(FORM), inputs, dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=2
+            ASM, constraints(FORM), inputs, dtype=(tl.float16, tl.float16), is_pure=True, pack=PACK
         )
     elif FORM.fields == 4:
         return tl.inline_asm_elementwise(
-            ASM, constraints(FORM), inputs, dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16), is_pure=True, pack=2
+            ASM, constraints(FORM), inputs, dtype=(tl.float16, tl.float16, tl.float16, tl.float16), is_pure=True, pack=PACK
         )  # fmt: skip
     else:
         return tl.inline_asm_elementwise(
             ASM, constraints(FORM), inputs,
-            dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
-            is_pure=True, pack=2,
+            dtype=(tl.float16, tl.float16, tl.float16, tl.float16, tl.float16, tl.float16, tl.float16, tl.float16),
+            is_pure=True, pack=PACK,
         )  # fmt: skip
 
 
 @triton.jit
 def _joined(f, BN: tl.constexpr, FORM: tl.constexpr):
     """[BN, tile] of the fields f, which are [BN, lanes, pairs, 2]: pairs, fields, lanes, 2. Nothing leaves its lane."""
-    PAIRS: tl.constexpr = FORM.words // 8
+    COUNTED: tl.constexpr = FORM.words // 8
     if FORM.fields == 2:
-        x = tl.reshape(tl.join(f[0], f[1]), (BN, 4, PAIRS, 2, 2))
+        x = tl.reshape(tl.join(f[0], f[1]), (BN, 4, COUNTED, 2, 2))
         x = tl.permute(x, (0, 2, 4, 1, 3))
     elif FORM.fields == 4:
         x = tl.join(tl.join(f[0], f[2]), tl.join(f[1], f[3]))  # the last axis added is the lowest bit of the field
-        x = tl.reshape(x, (BN, 4, PAIRS, 2, 2, 2))
+        x = tl.reshape(x, (BN, 4, COUNTED, 2, 2, 2))
         x = tl.permute(x, (0, 2, 4, 5, 1, 3))
     else:
         even = tl.join(tl.join(f[0], f[4]), tl.join(f[2], f[6]))
         odd = tl.join(tl.join(f[1], f[5]), tl.join(f[3], f[7]))
-        x = tl.reshape(tl.join(even, odd), (BN, 4, PAIRS, 2, 2, 2, 2))
+        x = tl.reshape(tl.join(even, odd), (BN, 4, COUNTED, 2, 2, 2, 2))
         x = tl.permute(x, (0, 2, 4, 5, 6, 1, 3))
     return tl.reshape(x, (BN, FORM.tile))

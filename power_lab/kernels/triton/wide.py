@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from power_lab.kernels.triton import chain, unpack
+from power_lab.kernels.triton.operand import to_operand, whole
 from power_lab.kernels.triton.product import activate, dot
 
 
@@ -28,7 +29,7 @@ def _sums(
         acc = dot(one.load([n, k]), x, acc, INTERPRET)
         if GATED:
             beside = dot(two.load([n, k]), x, beside, INTERPRET)
-    return acc, beside
+    return whole(acc, X.dtype), whole(beside, X.dtype)
 
 
 @triton.jit(do_not_specialize=["R"])
@@ -67,7 +68,7 @@ def wide(
             acc = activate(acc, ACTIVATION) * beside
         if BIASED:
             acc += tl.load(Bias + n, mask=n < N, other=0.0)
-        tl.store(out, acc.to(Out.dtype.element_ty), mask=mask)
+        tl.store(out, to_operand(acc, Out.dtype.element_ty), mask=mask)
     else:
         for s in range(SPLITS):
             last = tl.minimum(K, (s + 1) * span)
@@ -94,7 +95,6 @@ def spread(
     for half in tl.static_range(FORM.depth // FORM.tile):
         k = tl.program_id(1) * FORM.depth + half * FORM.tile
         n = (first + i).to(tl.int64)
-        stored = unpack.of_rows(weight, k, n, inside, N, FORM) if FORM.sub > 0 else (0, 0)
-        values = unpack.tile(weight, stored, k, half, n, inside, N, BN, FORM, "", INTERPRET)
+        values = unpack.tile(weight, k, half, n, inside, N, BN, FORM, "", INTERPRET)
         j = k + tl.arange(0, FORM.tile)[None, :]
-        tl.store(Panel + i.to(tl.int64)[:, None] * K + j, values.to(tl.bfloat16), mask=inside[:, None] & (j < K))
+        tl.store(Panel + i.to(tl.int64)[:, None] * K + j, values, mask=inside[:, None] & (j < K))

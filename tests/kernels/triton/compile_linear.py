@@ -43,7 +43,7 @@ def compiled(
         "EVEN": cols % s.bk == 0, "STREAM": rows <= s.bm, "BAND": linear.BAND, "AHEAD": s.ahead, "PDL": True, "INTERPRET": False,
     }  # fmt: skip
     types: dict[str, object] = {
-        "X": "*bf16", "weights": weights, "Out": "*bf16" if activation else "*fp32", "Bias": "*fp32", "Partials": "*fp32",
+        "X": "*bf16" if type not in FORMS else "*fp16", "weights": weights, "Out": ("*bf16" if type not in FORMS else "*fp16") if activation else "*fp32", "Bias": "*fp32", "Partials": "*fp32",
         "Counters": "*i32", "R": "i32", "K": "i32", "columns": "i32", "pitch": "i32", "span": "i32",
     }  # fmt: skip
     aligned = {(i,): ALIGNED for i in (0, 2, 3, 4, 5, 7, 8, 9, 10)}

@@ -6,7 +6,6 @@ import re
 
 import numpy as np
 import pytest
-import torch
 
 from power_lab.kernels import reference
 from power_lab.kernels.probe import random_blocks
@@ -21,108 +20,117 @@ def run(ptx: str, registers: dict[str, int]) -> None:
     """Change `registers` (32 bits each) as the instructions say."""
 
     def value(operand: str) -> int:
-        if operand in registers:
-            return registers[operand]
-        number = float(operand) if "." in operand else None
-        return bits(number) if number is not None else int(operand, 0) & 0xFFFFFFFF
+        return registers[operand] if operand in registers else int(operand, 0) & 0xFFFFFFFF
 
-    for line in re.sub(r"[{}]|\.reg[^;]*;", "", ptx).replace("\n", " ").split(";"):
+    for line in re.sub(r"^{|}$|\.reg[^;]*;", "", ptx).replace("\n", " ").split(";"):
         if not line.strip():
             continue
         name, rest = line.split(maxsplit=1)
-        to, *operands = (part.strip() for part in rest.split(","))
-        registers[to] = instruction(name, [value(operand) for operand in operands])
+        if halves := re.fullmatch(r"{(.*), (.*)}, (.*)", rest.strip()):
+            registers[halves[1]], registers[halves[2]] = value(halves[3]) & 0xFFFF, value(halves[3]) >> 16
+        elif joined := re.fullmatch(r"(.*), {(.*), (.*)}", rest.strip()):
+            registers[joined[1]] = value(joined[2]) | value(joined[3]) << 16
+        else:
+            to, *operands = (part.strip() for part in rest.split(","))
+            registers[to] = instruction(name, [value(operand) for operand in operands])
 
 
-def bits(number: float | np.float32) -> int:
-    return int(np.float32(number).view(np.uint32))
+def halves(number: int) -> np.ndarray:
+    """The two f16 of a register as f64, in which their products and sums are exact."""
+    return np.array([number & 0xFFFF, number >> 16], np.uint16).view(np.float16).astype(np.float64)
+
+
+def rounded(numbers: np.ndarray) -> int:
+    low, high = numbers.astype(np.float16).view(np.uint16)
+    return int(low) | int(high) << 16
 
 
 def instruction(name: str, a: list[int]) -> int:
-    f = [np.uint32(x).view(np.float32) for x in a]
     match name:
         case "mov.b32":
             return a[0]
         case "shr.b32":
             return a[0] >> a[1]
-        case "shl.b32":
-            return a[0] << a[1] & 0xFFFFFFFF
         case "and.b32":
             return a[0] & a[1]
         case "or.b32":
             return a[0] | a[1]
+        case "lop3.b32":
+            assert a[3] == 0xEA
+            return a[0] & a[1] | a[2]
         case "prmt.b32":
             both = (a[0] | a[1] << 32).to_bytes(8, "little")
             assert not a[2] & 0x8888, "no sign is spread"
             return int.from_bytes(bytes(both[a[2] >> 4 * i & 7] for i in range(4)), "little")
-        case "fma.rn.f32":  # a product of f32 is exact in f64, and these sums are, too
-            return bits(np.float32(float(f[0]) * float(f[1]) + float(f[2])))
-        case "mul.rn.f32":
-            return bits(f[0] * f[1])
-        case "sub.rn.f32":
-            return bits(f[0] - f[1])
-        case "add.rn.f32":
-            return bits(f[0] + f[1])
-        case "cvt.rn.bf16x2.f32":
-            high, low = (torch.tensor(float(x)).bfloat16().view(torch.int16).item() & 0xFFFF for x in f)
-            return int(high) << 16 | int(low)
+        case "fma.rn.f16x2":
+            return rounded(halves(a[0]) * halves(a[1]) + halves(a[2]))
+        case "mul.rn.f16x2":
+            return rounded(halves(a[0]) * halves(a[1]))
+        case "add.rn.f16x2":
+            return rounded(halves(a[0]) + halves(a[1]))
     raise AssertionError(name)
 
 
 @pytest.mark.parametrize("type", list(FORMS))
-def test_pairs_are_the_stored_values_rounded_once(type: QuantType) -> None:
+def test_values_are_rounded_once_and_so_are_scales_of_sub_blocks(type: QuantType) -> None:
     form = FORMS[type]
     stored = random_blocks(type, ROWS, COLS, np.random.default_rng(int(type)))
-    planes = repack(type, ROWS, COLS, stored)
-    want = reference.dequantize(type, stored, ROWS, COLS).bfloat16()
-    scales, minima = grouped(type, planes)
-    for row in range(ROWS):
-        got = np.zeros(COLS, np.uint16)
-        for tile, pair in np.ndindex(COLS // form.tile, form.words // 2):
-            half, step = tile % (form.depth // form.tile), tile * form.tile // form.depth
-            lane, pair = divmod(pair, form.words // 8)
-            word = slice(lane * form.words // 4 + 2 * pair, lane * form.words // 4 + 2 * pair + 2)
-            inputs = [int(planes["codes"][tile, row, word].copy().view(np.uint32)[0])]
-            if form.high:
-                inputs.append(int(planes["high"][step, row, word].astype(np.uint16).view(np.uint32)[0]))
-            at = tile * form.tile + pair * 8 * form.fields
-            groups = at // form.group + np.arange(unpack.scales_of_pair(form))
-            inputs += [bits(s) for s in scales[row, groups].repeat(2)]
-            if unpack.fused(form):
-                inputs += [
-                    bits(s * np.float32(-(unpack.base(form) + form.zero))) for s in scales[row, groups].repeat(2)
-                ]
-            if form.affine:
-                inputs += [bits(m) for m in minima[row, groups].repeat(2)]
-            registers = {f"${form.fields + i}": number for i, number in enumerate(inputs)}
-            assert len(inputs) + form.fields == len(unpack.constraints(form).split(","))
-            run(unpack.assembly(form, half), registers)
-            for field in range(form.fields):
-                k = at + 8 * field + 2 * lane
-                got[k], got[k + 1] = registers[f"${field}"] & 0xFFFF, registers[f"${field}"] >> 16
-        assert torch.equal(torch.from_numpy(got.view(np.int16)).view(torch.bfloat16), want[row])
+    got = unpacked(type, repack(type, ROWS, COLS, stored))
+    want = reference.dequantize(type, stored, ROWS, COLS).numpy()
+    scale, minimum = (part.repeat(form.group, axis=1) for part in grouped(type, repack(type, ROWS, COLS, stored)))
+    if not form.sub:
+        assert np.array_equal(got, want.astype(np.float16))
+        return
+    level = np.rint((want - minimum) / np.where(scale == 0, 1, scale))
+    s, m = scale.astype(np.float16).astype(np.float64), minimum.astype(np.float16).astype(np.float64)
+    assert np.array_equal(got, (level * s + m).astype(np.float16))
+    error = np.abs(got - want) / (np.abs(scale * level) + np.abs(minimum) + 2.0**-13)
+    assert error.max() < 2.0**-10
+    assert error.mean() < 2.0**-12, "of bf16 values it would be eight times as much"
+
+
+def unpacked(type: QuantType, planes: dict[str, np.ndarray]) -> np.ndarray:
+    """f16 [ROWS, COLS], as a program's threads unpack them."""
+    form, pairs = FORMS[type], unpack.PAIRS
+    got = np.zeros((ROWS, COLS), np.uint16)
+    for row, tile, lane, piece in np.ndindex(ROWS, COLS // form.tile, 4, form.words // (8 * pairs)):
+        at, step = tile % (form.depth // form.tile), tile * form.tile // form.depth
+        first = lane * form.words // 4 + piece * 2 * pairs
+        words = slice(first, first + 2 * pairs)
+        inputs = list(planes["codes"][tile, row, words].copy().view(np.uint32))
+        if form.high:
+            inputs += list(planes["high"][step, row, words].copy().view(np.uint32))
+        if form.sub:
+            block = planes["scale"][tile * form.tile // form.block, row].copy().view(np.uint32)
+            subs = planes["subs"][tile, row].copy().view(np.uint32)
+            inputs += [*block.repeat(2 * pairs), *subs.repeat(2 * pairs // len(subs))]
+        else:
+            for name in ("scale", "minimum") if form.affine else ("scale",):
+                scales = planes[name][tile, row]
+                if form.exponent:
+                    scales = np.ldexp(np.float32(1), scales.astype(np.int32) - 128)
+                scales = scales.astype(np.float16).view(np.uint16).astype(np.uint32) * 0x00010001
+                inputs += list(scales.repeat(form.words // 8 // len(scales))[piece * pairs : (piece + 1) * pairs])
+        registers = {f"${form.fields * pairs + i}": int(number) for i, number in enumerate(inputs)}
+        assert len(inputs) + form.fields * pairs == len(unpack.constraints(form).split(","))
+        run(unpack.assembly(form, at), registers)
+        for pair, field in np.ndindex(pairs, form.fields):
+            k = tile * form.tile + 8 * ((piece * pairs + pair) * form.fields + field) + 2 * lane
+            both = registers[f"${field * pairs + pair}"]
+            got[row, k : k + 2] = both & 0xFFFF, both >> 16
+    return got.view(np.float16)
 
 
 def grouped(type: QuantType, planes: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """f32 [ROWS, groups] scales and minima."""
+    """f32 [ROWS, groups] scales and minima, not rounded."""
     form = FORMS[type]
-
-    def spread(name: str) -> np.ndarray:
-        plane = planes[name]
-        return (
-            plane.T.repeat(form.block // form.group, axis=1)
-            if plane.ndim == 2
-            else plane.transpose(1, 0, 2).reshape(ROWS, -1)
-        )
-
-    scales = spread("scale")
-    scales = np.ldexp(np.float32(1), scales.astype(np.int32) - 128) if form.exponent else scales.astype(np.float32)
-    minima = spread("minimum").astype(np.float32) if form.affine else scales
-    if form.sub:
-        subs = spread("subs")
-        if form.affine:
-            whole = spread("sub_minima") if form.sub == 32 else subs >> 4
-            minima = -(minima * whole.astype(np.float32))
-            subs = subs if form.sub == 32 else subs & 15
-        scales = scales * subs.astype(np.float32)
-    return scales, minima
+    if not form.sub:
+        return tuple(np.ones((ROWS, COLS // form.group), np.float32) for _ in range(2))  # type: ignore[return-value]
+    blocks = planes["scale"].transpose(1, 0, 2).repeat(form.block // form.group, axis=1).astype(np.float32)
+    subs = planes["subs"].transpose(1, 0, 2)
+    count = form.tile // form.group
+    scales, minima = subs[:, :, :count].reshape(ROWS, -1), subs[:, :, -count:].reshape(ROWS, -1)
+    if form.affine and form.sub == 16:
+        scales, minima = scales & 15, minima >> 4
+    minimum = blocks[:, :, 1] * minima.astype(np.float32)
+    return blocks[:, :, 0] * (scales.astype(np.float32) - form.sub_zero), minimum if form.affine else 0 * minimum
