@@ -36,7 +36,7 @@ class Sequences:
         self._model = model
         self._pages = -(-length // BLOCK)
         self._caches = model.caches(count * self._pages + 1)
-        self._work = Workspace.make(model.spec, model.ops, rows, rows)
+        self._work = Workspace.make(model.spec, model.ops, rows, rows, model.weights.head.operand)
         self._tables = 1 + np.arange(count * self._pages, dtype=np.int32).reshape(count, self._pages)
 
     def run(self, windows: Sequence[Window]) -> list[np.ndarray]:

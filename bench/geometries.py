@@ -148,6 +148,9 @@ class _Nothing:
     def names(self) -> list[str]:
         return self._names
 
+    def kinds(self) -> frozenset[str]:
+        return frozenset({"BF16"})
+
     def matrix(self, name: str, rows: int, cols: int) -> tuple[QuantType, np.ndarray]:
         return QuantType.BF16, np.broadcast_to(np.uint16(0), (rows, cols))
 
@@ -162,13 +165,13 @@ class _Random:
         self._ops = ops
         self._device = device
         self._rng = np.random.default_rng(0)
-        self.vector, self.asarray, self.tohost = ops.vector, ops.asarray, ops.tohost
+        self.vector, self.asarray, self.tohost, self.operand = ops.vector, ops.asarray, ops.tohost, ops.operand
 
-    def weight(self, type: QuantType, rows: int, cols: int, host: np.ndarray) -> Weight:
+    def weight(self, type: QuantType, rows: int, cols: int, host: np.ndarray, operand: str) -> Weight:
         if self._device == "cpu":
             values = self._rng.normal(0, DEVIATION, (rows, cols)).astype(np.float32)
             return self._ops.weight(type, rows, cols, (values.view(np.uint32) >> 16).astype(np.uint16))
-        return Weight(type, rows, cols, _on_device(rows, cols, self._device))
+        return Weight(type, rows, cols, _on_device(rows, cols, self._device), operand)
 
 
 def _on_device(rows: int, cols: int, device: str) -> Array:

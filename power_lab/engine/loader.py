@@ -274,7 +274,14 @@ def _prove(to: _Place, shapes: Shapes) -> None:
     own are as large as the model's largest, runs on one that is dropped afterwards.
     """
     gates = None if shapes.gates is None else sorted(shapes.gates)
-    parts = (to.ops.digest(), sorted(shapes.linears), sorted(shapes.attentions), sorted(shapes.activations), gates)
+    parts = (
+        to.ops.digest(),
+        sorted(shapes.linears),
+        sorted(shapes.attentions),
+        sorted(shapes.activations),
+        gates,
+        shapes.operand,
+    )
     key = hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
     proved = to.paths.kernels / "proved" / key
     if proved.exists():

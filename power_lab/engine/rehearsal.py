@@ -151,9 +151,9 @@ def _request(id: int, params: SamplingParams, context: int) -> Request:
     return Request(id=id, prompt_len=1, params=params, tokens=[0], limit=context, end_tokens=frozenset())
 
 
-def _unread(ops: Ops, type: QuantType, rows: int, cols: int, rng: np.random.Generator) -> Weight:
+def _unread(ops: Ops, type: QuantType, rows: int, cols: int, rng: np.random.Generator, operand: str) -> Weight:
     """A weight whose values nobody asks for."""
-    return ops.weight(type, rows, cols, np.empty(0, np.uint8))
+    return ops.weight(type, rows, cols, np.empty(0, np.uint8), operand)
 
 
 def read(

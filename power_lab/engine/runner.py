@@ -107,7 +107,7 @@ class Runner:
         self.graphs = Graphs(self.ops, graph_bytes, graphs)
         rows, sampled = (self.graphs.coverage.cover(count) or count for count in (sizes.rows, sizes.sampled))
         pages = -(-sizes.context // BLOCK)
-        self.workspace = Workspace.make(model.spec, self.ops, rows, sampled)
+        self.workspace = Workspace.make(model.spec, self.ops, rows, sampled, model.weights.head.operand)
         before = companion is not None and companion.needs_before
         # An observer is told of a step's logits when it is launched, with their positions.
         self.resumes = companion is not None and self.ops.asynchronous and observer is None

@@ -2,7 +2,7 @@
 
 Rows are tokens, flattened over all requests of a step; R is their number. A row's result depends on that row alone, never on R
 or on its neighbours: reduction order is chosen by (N, K, dtype). Kernels allocate nothing, write every output element and use
-64-bit addressing. Activations are f32 (CPU) or bf16/f32 (GPU), never quantised in exact mode.
+64-bit addressing. Activations are f32 (CPU) or bf16/f16/f32 (GPU), never quantised in exact mode.
 
 `Array` is whatever the device computes on: numpy arrays for Numba, torch tensors for torch and Triton. The engine only makes them
 through `empty`/`asarray`, reads them back through `tohost`, and slices leading dimensions.
@@ -40,12 +40,14 @@ class Weight:
         cols: K, the input width.
         data: the stored values; for quantised types uint8 [N, bytes per row], else [N, K] of the type's dtype. On the CPU this is a
             view of the mapped file: nothing is copied.
+        operand: dtype of what it is multiplied by, "float32", "bfloat16", or "float16", whose values stand for others: kernels scale them.
     """
 
     type: QuantType
     rows: int
     cols: int
     data: Array
+    operand: str = "float32"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -197,8 +199,7 @@ class Ops(Protocol):
     """The operation table of one device. It keeps plans and scratch for weights it has seen, and no requests; one caller at a time.
 
     Attributes:
-        name, mode: of the device's path; activation: dtype of what linears read, "float32" or "bfloat16"; the residual stream, queries,
-            keys and values on their way, and logits are float32 everywhere.
+        name, mode: of the device's path. The residual stream, queries, keys and values on their way, and logits are float32 everywhere.
         kv_dtype: of the caches.
         asynchronous: whether operations return before they have run, so that the next step can be planned meanwhile; sampling is then
             captured with the forward pass.
@@ -210,7 +211,6 @@ class Ops(Protocol):
 
     name: str
     mode: str
-    activation: str
     kv_dtype: str
     asynchronous: bool
     row_buckets: tuple[int, ...]
@@ -266,8 +266,14 @@ class Ops(Protocol):
         """Bytes that the device has left; None where its memory is the machine's."""
         ...
 
-    def weight(self, type: QuantType, rows: int, cols: int, host: np.ndarray) -> Weight:
+    def operand(self, types: Iterable[QuantType]) -> str:
+        """`Weight.operand` of all matrices of a model that has matrices of these types: its linears read the same activations."""
+        ...
+
+    def weight(self, type: QuantType, rows: int, cols: int, host: np.ndarray, operand: str = "") -> Weight:
         """Prepare a stored matrix for this device. Raises ModelFileError naming the type if it has no kernel.
+
+        operand: of the model; "" for that of a matrix alone.
 
         `host` is any array of the matrix's bytes; rows of a larger matrix (one of fused projections) are such an array, and on the CPU
         nothing is copied.
@@ -281,7 +287,7 @@ class Ops(Protocol):
     def kv_cache(self, pages: int, heads: int, head_dim: int) -> KVCache: ...
 
     def embed(self, table: Weight, ids: Array, out: Array, scale: float = 1.0, drawn: Array | None = None) -> None:
-        """out[r] = scale * table[ids[r]], dequantised. ids int32 [R], out [R, K], f32 or `activation`.
+        """out[r] = scale * table[ids[r]], dequantised. ids int32 [R], out [R, K], f32 or an operand.
 
         drawn: int32, the tokens of the step before: an id i below 0 stands for drawn[-i - 1]. A row whose id is not in the table, as
         a token that could not be drawn, becomes NaN.
@@ -385,7 +391,7 @@ class Ops(Protocol):
         """out[slots[r], column : column + D] = x[r], or x[r] + delta[r], or x[r] + rms_norm(delta[r], post): what `add_rms_norm` with
         a `weight` makes of x, rounded to what `out` holds.
 
-        x, delta f32 [R, D] are only read; post f32 [D]; out `activation` or f32 [any, W]; slots int64 [R], each in one row only. Without
+        x, delta f32 [R, D] are only read; post f32 [D]; out an operand or f32 [any, W]; slots int64 [R], each in one row only. Without
         `slots`, row r goes to row r. A row whose slot is not in `out` goes nowhere.
         """
         ...
@@ -393,7 +399,7 @@ class Ops(Protocol):
     def take(self, table: Array, index: Array, out: Array) -> None:
         """out[r] = table[index[r]], zeros where index[r] < 0, NaN where it is beyond the table.
 
-        table `activation` [any, W], index int64 [R], out `activation` or f32 [R, W].
+        table an operand [any, W], index int64 [R], out an operand or f32 [R, W].
         """
         ...
 
@@ -413,7 +419,7 @@ class Ops(Protocol):
         """out[r] = rms_norm(scale * table[ids[r]], first) beside rms_norm(states[index[r]], second): `embed`, `take` and `rms_norm` of
         both, as a NextN head reads them. Without `index`, row r of `states` is that of row r.
 
-        ids, drawn as in `embed`, index as in `take`; first, second f32 [D]; states `activation` or f32 [any, D]; out `activation` [R, 2 D].
+        ids, drawn as in `embed`, index as in `take`; first, second f32 [D]; states an operand or f32 [any, D]; out an operand [R, 2 D].
         """
         ...
 
@@ -429,7 +435,7 @@ class Ops(Protocol):
 
         out[r, c] = sum over t of (base[side, t, c] + coef[r, side, t, c // (D / G)]) * x[r_t, c], in the order of t, with r_0 = r and
         r_(t + 1) = previous[r_t]. previous int32 [R]: the row before each row in its block, -1 at its start, where the sum ends.
-        x and out [R, D], each f32 or `activation`, not the same array; coef f32 [R, 2 * taps * G], as a projection gives it;
+        x and out [R, D], each f32 or an operand, not the same array; coef f32 [R, 2 * taps * G], as a projection gives it;
         base f32 [2, taps, D]; side 0 or 1.
         """
         ...

@@ -41,16 +41,18 @@ class Shapes:
         attentions: the kinds of its layers.
         activations: of its gates.
         gates: those of `linears` that are gates; None: any may be.
+        operand: `Weight.operand` of the matrices.
     """
 
     linears: frozenset[LinearShape]
     attentions: frozenset[AttentionShape]
     activations: frozenset[Activation] = frozenset({"silu"})
     gates: frozenset[LinearShape] | None = None
+    operand: str = ""
 
 
-Weigh = Callable[[Ops, QuantType, int, int, np.random.Generator], Weight]
-"""Makes a weight of a type, N and K."""
+Weigh = Callable[[Ops, QuantType, int, int, np.random.Generator, str], Weight]
+"""Makes a weight of a type, N and K, and for an operand."""
 
 
 def probe(ops: Ops, shapes: Shapes, weigh: Weigh | None = None) -> None:
@@ -62,7 +64,7 @@ def probe(ops: Ops, shapes: Shapes, weigh: Weigh | None = None) -> None:
     """
     rng = np.random.default_rng(0)
     for shape in sorted(shapes.linears):
-        weight = (weigh or random_weight)(ops, *shape, rng)
+        weight = (weigh or random_weight)(ops, *shape, rng, shapes.operand)
         gates = shapes.gates is None or shape in shapes.gates
         _probe_linear(ops, weight, sorted(shapes.activations) if gates else [], rng)
     for width in sorted({cols for _, _, cols in shapes.linears}):
@@ -71,9 +73,11 @@ def probe(ops: Ops, shapes: Shapes, weigh: Weigh | None = None) -> None:
         _probe_attention(ops, shape, rng)
 
 
-def random_weight(ops: Ops, type: QuantType, rows: int, cols: int, rng: np.random.Generator) -> Weight:
+def random_weight(
+    ops: Ops, type: QuantType, rows: int, cols: int, rng: np.random.Generator, operand: str = ""
+) -> Weight:
     """A weight of random stored values of ordinary size."""
-    return ops.weight(type, rows, cols, random_blocks(type, rows, cols, rng))
+    return ops.weight(type, rows, cols, random_blocks(type, rows, cols, rng), operand)
 
 
 def random_blocks(type: QuantType, rows: int, cols: int, rng: np.random.Generator) -> np.ndarray:

@@ -32,7 +32,7 @@ def logits_of(model: Decoder, tokens: Sequence[int], chunk: int) -> np.ndarray:
     """Logits at every position, computed `chunk` tokens at a time through the paged cache."""
     pages = -(-len(tokens) // BLOCK)
     caches = model.caches(pages + 1)
-    work = Workspace.make(model.spec, model.ops, chunk, chunk)
+    work = Workspace.make(model.spec, model.ops, chunk, chunk, model.weights.head.operand)
     inputs = Inputs(model.ops, chunk, chunk, 1, pages)
     request = Request(0, len(tokens), SamplingParams(seed=0), list(tokens), len(tokens) + 1, frozenset())
     rows = []

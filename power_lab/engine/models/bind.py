@@ -67,6 +67,7 @@ class _Binder:
         self._offset = spec.norm_offset
         self._source = source
         self._ops = ops
+        self._operand = ops.operand(QuantType[kind] for kind in source.kinds() if kind in QuantType.__members__)
         self.bound: set[str] = set()
         self.bytes_by_type: dict[str, int] = {}
         self.parameters = 0
@@ -80,7 +81,8 @@ class _Binder:
         self._count(name, kind, host, rows * cols)
         ends = np.cumsum(parts).tolist()
         return tuple(
-            self._ops.weight(kind, part, cols, host[end - part : end]) for part, end in zip(parts, ends, strict=True)
+            self._ops.weight(kind, part, cols, host[end - part : end], self._operand)
+            for part, end in zip(parts, ends, strict=True)
         )
 
     def norm(self, name: str, size: int) -> Array:

@@ -14,7 +14,7 @@ from power_lab.kernels.ops import BLOCK, Array, Batch, KVCache, Ops
 if TYPE_CHECKING:
     from power_lab.engine.speculation.drafters.neural import Companion
 
-ITEMSIZE = {"float32": 4, "bfloat16": 2}
+ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,19 +34,20 @@ class Workspace:
     logits: Array
 
     @classmethod
-    def make(cls, spec: ModelSpec, ops: Ops, rows: int, sampled: int) -> Workspace:
+    def make(cls, spec: ModelSpec, ops: Ops, rows: int, sampled: int, operand: str) -> Workspace:
+        """operand: `Weight.operand` of the model's matrices."""
         widest = [
             max(sizes)
             for sizes in zip(*((x.attention.qkv_width, x.attention.q_width, x.ffn) for x in spec.layers), strict=True)
         ]
         return cls(
             hidden=ops.empty((rows, spec.width), "float32"),
-            normed=ops.empty((rows, spec.width), ops.activation),
+            normed=ops.empty((rows, spec.width), operand),
             delta=ops.empty((rows, spec.width), "float32"),
             qkv=ops.empty((rows * widest[0],), "float32"),
-            attended=ops.empty((rows * widest[1],), ops.activation),
-            gated=ops.empty((rows * widest[2],), ops.activation),
-            gathered=ops.empty((sampled, spec.width), ops.activation),
+            attended=ops.empty((rows * widest[1],), operand),
+            gated=ops.empty((rows * widest[2],), operand),
+            gathered=ops.empty((sampled, spec.width), operand),
             logits=ops.empty((sampled, spec.vocab), "float32"),
         )
 

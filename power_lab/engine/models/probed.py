@@ -15,6 +15,7 @@ def probed_shapes(spec: ModelSpec, weights: ModelWeights) -> Shapes:
         linears=frozenset(map(linear_shape, weights.matrices())),
         attentions=frozenset(attention_shape(layer.attention) for layer in spec.layers),
         activations=frozenset(layer.activation for layer in spec.layers),
+        operand=weights.head.operand,
     )
 
 
@@ -28,6 +29,7 @@ def drafter_shapes(
         attentions=frozenset(attention_shape(spec.attention) for spec in specs),
         activations=frozenset(spec.activation for spec in specs),
         gates=frozenset(linear_shape(layer.gate) for layer in layers),
+        operand=layers[0].gate.operand,
     )
 
 

@@ -57,6 +57,9 @@ class RenamedSource:
     def names(self) -> list[str]:
         return list(self._names)
 
+    def kinds(self) -> frozenset[str]:
+        return self._source.kinds()
+
     def matrix(self, name: str, rows: int, cols: int) -> tuple[QuantType, np.ndarray]:
         return self._source.matrix(self._stored(name), rows, cols)
 

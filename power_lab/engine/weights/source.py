@@ -31,6 +31,10 @@ class WeightSource(Protocol):
 
     def names(self) -> list[str]: ...
 
+    def kinds(self) -> frozenset[str]:
+        """Names of the storage types of its tensors."""
+        ...
+
     def matrix(self, name: str, rows: int, cols: int) -> tuple[QuantType, np.ndarray]:
         """A matrix [rows, cols]. Raises ModelFileError when it is missing, of another shape or an unsupported type."""
         ...
@@ -83,6 +87,9 @@ class FileSource:
     def names(self) -> list[str]:
         return list(self._model.tensors)
 
+    def kinds(self) -> frozenset[str]:
+        return frozenset(tensor.kind for tensor in self._model.tensors.values())
+
     def matrix(self, name: str, rows: int, cols: int) -> tuple[QuantType, np.ndarray]:
         return self._stored(name, (rows, cols))
 
@@ -111,6 +118,9 @@ class MemorySource:
 
     def names(self) -> list[str]:
         return list(self._tensors)
+
+    def kinds(self) -> frozenset[str]:
+        return frozenset(kind.name for kind, _ in self._tensors.values())
 
     def matrix(self, name: str, rows: int, cols: int) -> tuple[QuantType, np.ndarray]:
         return self._stored(name, (rows, cols))

@@ -65,7 +65,6 @@ class NumbaOps:
 
     name = "numba"
     mode = "exact"
-    activation = "float32"
     kv_dtype = "float32"
     asynchronous = False
     row_buckets: tuple[int, ...] = ()
@@ -157,7 +156,10 @@ class NumbaOps:
     def free_bytes(self) -> int | None:
         return None
 
-    def weight(self, type: QuantType, rows: int, cols: int, host: np.ndarray) -> Weight:
+    def operand(self, types: Iterable[QuantType]) -> str:
+        return "float32"
+
+    def weight(self, type: QuantType, rows: int, cols: int, host: np.ndarray, operand: str = "") -> Weight:
         """A view of `host` as bytes [rows, bytes per row]; nothing is copied if `host` is contiguous, as rows of a larger matrix are."""
         try:
             type = QuantType(type)

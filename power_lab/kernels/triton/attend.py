@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from power_lab.kernels.triton import chain
+from power_lab.kernels.triton.operand import to_operand
 
 LOG2E = tl.constexpr(math.log2(math.e))
 LOWEST = tl.constexpr(-1e38)  # a maximum below every score: finite, so that nothing here is inf - inf
@@ -169,6 +170,7 @@ def put(out, to, column, result, D: tl.constexpr, VALUES: tl.constexpr):
     """VALUES columns of the lines' results."""
     at, used = to
     d = column + tl.arange(0, VALUES)
+    result = to_operand(result, out.dtype.element_ty)
     tl.store(out + at[:, None] * D + d[None, :], result, mask=used[:, None] & (d < D)[None, :])
 
 

@@ -7,6 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 from power_lab.kernels.triton import chain
+from power_lab.kernels.triton.operand import from_operand, to_operand
 
 PLAN = "conv: sum of (base + coef) * x over taps in order, rounded operation by operation"
 COLUMNS = 256  # of a row, that one program takes
@@ -27,15 +28,15 @@ def _conv(
     first = tl.load(base + i, mask=inside, other=0.0)
     chain.wait(PDL)
     factor = first + tl.load(coef, mask=inside, other=0.0)
-    total = factor * tl.load(x + r * D + i, mask=inside, other=0.0).to(tl.float32)
+    total = factor * from_operand(tl.load(x + r * D + i, mask=inside, other=0.0))
     source, known = r, r >= 0
     for t in tl.static_range(1, TAPS):
         source = tl.load(previous + source, mask=known, other=-1).to(tl.int64)
         known = known & (source >= 0) & (source < rows)
         factor = tl.load(base + t * D + i, mask=inside, other=0.0) + tl.load(coef + t * GROUPS, mask=inside, other=0.0)
-        term = factor * tl.load(x + source * D + i, mask=inside & known, other=0.0).to(tl.float32)
+        term = factor * from_operand(tl.load(x + source * D + i, mask=inside & known, other=0.0))
         total = tl.where(known, total + term, total)
-    tl.store(out + r * D + i, total, mask=inside)
+    tl.store(out + r * D + i, to_operand(total, out.dtype.element_ty), mask=inside)
 
 
 def dynamic_conv(x: Tensor, coef: Tensor, base: Tensor, side: int, previous: Tensor, out: Tensor) -> None:

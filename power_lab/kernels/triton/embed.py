@@ -8,6 +8,7 @@ import triton.language as tl
 
 from power_lab.kernels.triton import chain, unpack
 from power_lab.kernels.triton.norm import root_scale, warps
+from power_lab.kernels.triton.operand import from_operand, to_operand
 from power_lab.kernels.triton.planes import DeviceWeight, arguments
 
 PLAN = "the f32 value of a stored weight, times the scale"
@@ -39,7 +40,7 @@ def _embed(Ids, Drawn, before, table, Out, K, scale, FORM: tl.constexpr, DEPTH: 
     N = table[-1]
     j = k + tl.arange(0, DEPTH)
     value = _values(tl.load(Ids + r), Drawn, before, table, j, N, K, scale, FORM)
-    tl.store(Out + r * K + j, value, mask=j < K)
+    tl.store(Out + r * K + j, to_operand(value, Out.dtype.element_ty), mask=j < K)
 
 
 def embed(
@@ -47,7 +48,7 @@ def embed(
 ) -> None:
     """out[r] = scale * table[ids[r]], where an id i below 0 stands for drawn[-i - 1].
 
-    ids int32 [R], out f32 or bf16 [R, K], drawn int32 [any], the tokens of the step before. A row whose id is not in the table becomes NaN.
+    ids int32 [R], out f32 or an operand [R, K], drawn int32 [any], the tokens of the step before. A row whose id is not in the table becomes NaN.
     """
     if out.shape != (len(ids), table.cols):
         raise ValueError(f"shape of the result is {list(out.shape)}, expected {[len(ids), table.cols]}")
@@ -78,10 +79,11 @@ def _merge(
     else:
         place = r if Index is None else tl.load(Index + r)
         known = (place >= 0) & (place < count)
-        value = tl.load(States + place * D + j, mask=inside & known, other=0.0).to(tl.float32)
+        value = from_operand(tl.load(States + place * D + j, mask=inside & known, other=0.0))
         value = tl.where(place < count, value, float("nan"))
     value = tl.where(inside, value, 0.0)
-    tl.store(Out + (2 * r + half) * D + j, (value * root_scale(value, eps, D)) * factor, mask=inside)
+    value = to_operand((value * root_scale(value, eps, D)) * factor, Out.dtype.element_ty)
+    tl.store(Out + (2 * r + half) * D + j, value, mask=inside)
 
 
 def merge(
@@ -98,12 +100,14 @@ def merge(
 ) -> None:
     """out[r] = norm of scale * table[ids[r]] by `first` beside norm of states[index[r]] by `second`, as in `Ops.merge`.
 
-    first, second f32 [D]; states f32 or bf16 [any, D], index int64 [R]; out f32 or bf16 [R, 2 D]; all contiguous.
+    first, second f32 [D]; states and out f32 or operands [any, D] and [R, 2 D], index int64 [R]; all contiguous.
     """
     rows, d = len(ids), table.cols
     places = len(states) if index is None else len(index)
     if out.shape != (rows, 2 * d) or states.shape[1] != d or (places < rows if index is None else places != rows):
-        raise ValueError(f"{rows} rows of {d}, states {list(states.shape)} in {places} places, result {list(out.shape)}")
+        raise ValueError(
+            f"{rows} rows of {d}, states {list(states.shape)} in {places} places, result {list(out.shape)}"
+        )
     if rows:
         options = {"num_warps": warps(d), "enable_fp_fusion": False, **chain.options(out.device)}
         _merge[(rows, 2)](

@@ -23,7 +23,8 @@ from power_lab.kernels.triton.product import combine, product
 from power_lab.kernels.triton.wide import spread, wide
 
 PLAN = (
-    "bf16 operands (a weight is rounded once, from its f32 value), f32 sums over k in order; reduction(N, K, whether stored) cuts K into "
+    "bf16 operands, or f16 where codes are stored: scale * level + minimum rounded once, of scales and minima that are f16, rounded once where "
+    "they are products; a 16th of the activations, at most 65504; f32 sums over k in order; reduction(N, K, whether stored) cuts K into "
     "splits, whose sums are added in order; + bias; silu(g) = g / (1 + e^-g); gelu_tanh(g) = g / (1 + e^-2u), "
     "u = sqrt(2 / pi) (g + 0.044715 g^3); no fusion"
 )
@@ -154,7 +155,7 @@ def linear(
 ) -> None:
     """out[:, n] = sum_k x[:, k] * W[n, k] + bias[n], the weights stacked along N; one launch for each run of one type.
 
-    x bf16 [R, K], out f32 [R, sum N], bias f32 [sum N], all contiguous.
+    x [R, K] bf16 beside plain weights of bf16, f16 of a 16th part (`operand`) beside others; out f32 [R, sum N], bias f32 [sum N], all contiguous.
     """
     total = sum(w.rows for w in weights)
     _check(x, out, total, weights)
@@ -179,7 +180,7 @@ def gate_up(
     work: Workspace,
     activation: Activation = "silu",
 ) -> None:
-    """out = f(x Wg^T) * (x Wu^T). x bf16 [R, K], out bf16 (or f32) [R, N], contiguous."""
+    """out = f(x Wg^T) * (x Wu^T). x [R, K] as in `linear`, out [R, N] like it or f32, contiguous."""
     _check(x, out, gate.rows, (gate, up))
     if gate.rows != up.rows:
         raise ValueError(f"gate has {gate.rows} columns and up {up.rows}")
@@ -305,7 +306,7 @@ def _launch_panels(
 
 
 def _spread(weight: DeviceWeight, first: int, panel: torch.Tensor) -> None:
-    """panel = the rows of a stored weight from `first` on, as bf16."""
+    """panel = the rows of a stored weight from `first` on, as f16."""
     count, cols = panel.shape
     spread[triton.cdiv(count, 64), triton.cdiv(cols, FORMS[weight.type].depth)](
         arguments(weight), panel, first, count, cols, BN=64, FORM=weight.form,
@@ -347,6 +348,9 @@ def _check(x: torch.Tensor, out: torch.Tensor, columns: int, weights: tuple[Devi
     for weight in weights:
         if x.shape[1] != weight.cols:
             raise ValueError(f"input width is {x.shape[1]}, expected {weight.cols}")
+        operand = weight.planes["values"].dtype if weight.form is None else torch.float16
+        if x.dtype != operand:
+            raise ValueError(f"the input is {x.dtype}, expected {operand}")
     if out.shape != (x.shape[0], columns):
         raise ValueError(f"shape of the result is {list(out.shape)}, expected {[x.shape[0], columns]}")
     if not (x.is_contiguous() and out.is_contiguous()):

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from power_lab.kernels.triton import chain
 from power_lab.kernels.triton.norm import root_scale, warps
+from power_lab.kernels.triton.operand import from_operand, to_operand
 
 PLAN = "moves: x, x + delta or x + norm of delta, with norm's bits, rounded to what holds it"
 COLUMNS = 1024  # of a row, that one program takes
@@ -34,6 +35,7 @@ def _tap(
         if post is not None:
             added = (added * root_scale(added, eps, D)) * after
         row = row + added
+    row = to_operand(row, out.dtype.element_ty)
     tl.store(out + slot * width + column + i, row, mask=inside & (slot >= 0) & (slot < count))
 
 
@@ -46,8 +48,9 @@ def _take(table, count, index, out, width, COLUMNS: tl.constexpr, PDL: tl.conste
     i = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     wanted = tl.load(index + r)
     known = (wanted >= 0) & (wanted < count)
-    value = tl.load(table + wanted * width + i, mask=known & (i < width), other=0.0).to(tl.float32)
-    tl.store(out + r * width + i, tl.where(wanted < count, value, float("nan")), mask=i < width)
+    value = from_operand(tl.load(table + wanted * width + i, mask=known & (i < width), other=0.0))
+    value = to_operand(tl.where(wanted < count, value, float("nan")), out.dtype.element_ty)
+    tl.store(out + r * width + i, value, mask=i < width)
 
 
 @triton.jit
@@ -87,7 +90,7 @@ def tap(
 ) -> None:
     """out[slots[r] or r, column : column + D] = x[r], x[r] + delta[r], or x[r] + rms_norm(delta[r]) * post; as in `Ops.tap`.
 
-    x, delta f32 [R, D], post f32 [D], out f32 or bf16 [any, W], slots int64 [R]; all contiguous.
+    x, delta f32 [R, D], post f32 [D], out f32 or an operand [any, W], slots int64 [R]; all contiguous.
     """
     (rows, d), (count, width) = x.shape, out.shape
     if not 0 <= column <= width - d:
@@ -100,7 +103,7 @@ def tap(
 
 
 def take(table: Tensor, index: Tensor, out: Tensor) -> None:
-    """out[r] = table[index[r]], 0 for negative ones, NaN beyond the table. table, out f32 or bf16 [.., W], index int64 [R]."""
+    """out[r] = table[index[r]], 0 for negative ones, NaN beyond the table. table, out f32 or operands [.., W], index int64 [R]."""
     (count, width), rows = table.shape, len(index)
     _same(out.shape, (rows, width))
     if rows:

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from power_lab.kernels.triton import chain
+from power_lab.kernels.triton.operand import to_operand
 
 PLAN = "norm: one row a program, one block; (x * rsqrt(sum * (1 / width) + eps)) * w, rounded operation by operation"
 CAPPED = 2048  # values of one program of `softcap`
@@ -43,7 +44,8 @@ def _norm_rows(x, delta, post, weight, out, eps, rows, D: tl.constexpr, BLOCK: t
         if rows is None:
             tl.store(x + at + i, row, mask=inside)
     if weight is not None:
-        tl.store(out + r * D + i, (row * root_scale(row, eps, D)) * factor, mask=inside)
+        row = (row * root_scale(row, eps, D)) * factor
+        tl.store(out + r * D + i, to_operand(row, out.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -77,7 +79,7 @@ def norm(
 ) -> None:
     """x += delta, or x += rms_norm(delta) * post; then out = rms_norm(x) * weight. What is None is left out.
 
-    x and delta f32 [R, D], post and weight f32 [D], out f32 or bf16 [R, D], all contiguous. delta is only read. Without `delta`, x is
+    x and delta f32 [R, D], post and weight f32 [D], out f32 or an operand [R, D], all contiguous. delta is only read. Without `delta`, x is
     only read; without `weight`, out is not touched.
 
     rows: int32 [Q], numbers of rows of x. out [Q, D] then has the norms of these rows alone, in this order, and x is only read.

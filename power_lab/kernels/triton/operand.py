@@ -7,6 +7,7 @@ sums are multiplied by 16 at the end, which changes no digit.
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 
@@ -41,3 +42,10 @@ def whole(sums, dtype: tl.constexpr):
         return sums * WHOLE
     else:
         return sums
+
+
+def narrow(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """`to_operand` of a whole array."""
+    if dtype == torch.float16:
+        x = (x * PART.value).clamp(-LARGEST.value, LARGEST.value)
+    return x.to(dtype)

@@ -51,6 +51,7 @@ from power_lab.kernels.triton import (
     sample,
 )
 from power_lab.kernels.triton.host import Arriving, Pinned
+from power_lab.kernels.triton.operand import WHOLE, narrow
 
 DOMAIN = "power-lab/arithmetic/triton/1"
 PINNED = 1 << 20  # bytes of an array up to which its copy to the device is not waited for
@@ -75,7 +76,6 @@ class TritonOps:
 
     name = "triton"
     mode = "exact"
-    activation = "bfloat16"
     kv_dtype = "bfloat16"
     asynchronous = True
     row_buckets: tuple[int, ...] = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
@@ -138,6 +138,8 @@ class TritonOps:
             return values.pin_memory().to(self.device, non_blocking=True)
 
     def tohost(self, array: Array) -> np.ndarray:
+        if array.dtype == torch.float16:
+            return (array.float() * WHOLE.value).cpu().numpy()
         return (array.float() if array.dtype == torch.bfloat16 else array).cpu().numpy()
 
     def view(self, raw: Array, first: int, shape: tuple[int, ...], dtype: str) -> Array:
@@ -200,11 +202,16 @@ class TritonOps:
                 message, "Close other engines, or lower kv_tokens, max_batch, step_tokens or graph_mb."
             ) from error
 
-    def weight(self, type: QuantType, rows: int, cols: int, host: np.ndarray) -> Weight:
-        """The matrix as planes on the device; plain values, and those of small matrices, are rounded to bf16."""
+    def operand(self, types: Iterable[QuantType]) -> str:
+        """f16 where codes are stored, which become f16; else bf16, whose range plain values may need."""
+        return "float16" if any(type in planes.FORMS for type in types) else "bfloat16"
+
+    def weight(self, type: QuantType, rows: int, cols: int, host: np.ndarray, operand: str = "") -> Weight:
+        """The matrix as planes on the device; plain values, and those of small matrices, are rounded to what they are multiplied by."""
         try:
             type = QuantType(type)
-            held, parts = planes.at_load(type, rows, cols, host)
+            operand = operand or self.operand((type,))
+            held, parts = planes.at_load(type, rows, cols, host, operand)
         except ValueError as error:
             message = f"Weights of type {type!r} and shape [{rows}, {cols}] cannot be computed on: {error}."
             raise ModelFileError(message) from error
@@ -213,9 +220,15 @@ class TritonOps:
                 name: torch.from_numpy(np.ascontiguousarray(part)).to(self.device) for name, part in parts.items()
             }
             if (values := tensors.get("values")) is not None:
-                tensors["values"] = values.view(torch.bfloat16) if held == QuantType.BF16 else values.to(torch.bfloat16)
-                held = QuantType.BF16
-        return Weight(type, rows, cols, planes.DeviceWeight(held, rows, cols, tensors))
+                values = values.view(torch.bfloat16) if held == QuantType.BF16 else values
+                tensors["values"] = values.to(getattr(torch, operand))
+                held = planes.PLAIN_OF[operand]
+                if operand == "float16" and bool((tensors["values"].isinf() & values.isfinite()).any()):
+                    message = f"Weights of type {type.name} and shape [{rows}, {cols}] exceed 65,504."
+                    raise ModelFileError(
+                        message, 'Beside quantised weights they are computed on as f16. Use device="cpu".'
+                    )
+        return Weight(type, rows, cols, planes.DeviceWeight(held, rows, cols, tensors), operand)
 
     def vector(self, type: QuantType, host: np.ndarray) -> Array:
         """Norms and biases keep every bit: they are read as f32."""
@@ -252,10 +265,10 @@ class TritonOps:
         norm.norm(x, delta, post, weight, eps, out, rows)
 
     def linear(self, x: Array, weights: tuple[Weight, ...], out: Array, bias: Array | None = None) -> None:
-        linear.linear(_narrow(x), tuple(w.data for w in weights), out, self._workspace(), bias)
+        linear.linear(_narrow(x, weights[0]), tuple(w.data for w in weights), out, self._workspace(), bias)
 
     def gate_up(self, x: Array, gate: Weight, up: Weight, out: Array, activation: Activation = "silu") -> None:
-        linear.gate_up(_narrow(x), gate.data, up.data, out, self._workspace(), activation)
+        linear.gate_up(_narrow(x, gate), gate.data, up.data, out, self._workspace(), activation)
 
     def rope_write(
         self,
@@ -444,12 +457,12 @@ def _alone() -> Iterator[None]:
                 gc.enable()
 
 
-def _narrow(x: Array) -> Array:
-    """What linears read. Models without a norm before a part hand on the residual stream itself."""
-    return x.to(torch.bfloat16) if x.dtype == torch.float32 else x
-
-
 _write = rope.rope_write
+
+
+def _narrow(x: Array, weight: Weight) -> Array:
+    """What linears read. Models without a norm before a part hand on the residual stream itself."""
+    return narrow(x, getattr(torch, weight.operand)) if x.dtype == torch.float32 else x
 
 
 def _digest(device: torch.device) -> str:
@@ -460,7 +473,10 @@ def _digest(device: torch.device) -> str:
         "sm_" + "".join(map(str, torch.cuda.get_device_capability(device))),
         torch.__version__,
         triton.__version__,
-        *(module.PLAN for module in (attention, conv, embed, linear, logprobs, moves, norm, recall, resume, rope, sample)),
+        *(
+            module.PLAN
+            for module in (attention, conv, embed, linear, logprobs, moves, norm, recall, resume, rope, sample)
+        ),
     ]
     for path in [
         *sorted(folder.glob("*.py")),

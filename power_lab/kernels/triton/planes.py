@@ -5,14 +5,16 @@ becomes an array of its own, the depth (K) its slowest axis, so that a tile of c
 
 - `codes` int16 [tiles, N, words]: the low `low` bits of the codes, of `tile` values of a row, in the order in which the matrix unit's
   lanes hold them. Of 16 values k, lane t of four holds 2 t, 2 t + 1, 2 t + 8 and 2 t + 9. Its words lie side by side, in pairs: bits
-  f * low and up of the first are the code of an even value, of the second that of the next one, which become a pair of bf16 together.
+  f * low and up of the first are the code of an even value, of the second that of the next one, which become a pair of f16 together.
   Field f of pair p stands for half f % 2 of the 16 values p * F / 2 + f // 2, F = 16 / low. Signed codes are stored with their sign bit
   flipped, so that order is kept.
 - `high` uint8 [steps, N, 32]: the remaining `high` bits, a byte for each word of the step's tiles, those of f at bits f * high and up; a
   byte that is half needed serves the words of two tiles.
-- `scale`, `minimum` f16 (MXFP4: the exponent, uint8); `subs`, `sub_minima`: the blocks' integers, those of Q2_K as in the file, the
-  minimum in the upper four bits of `subs`. [tiles, N, groups of a tile], where blocks are of 256 values [blocks, N].
-- `values` bf16 [N, K]: types without blocks.
+- `scale`, `minimum` f16 (MXFP4: the exponent, uint8) [tiles, N, groups of a tile].
+- Where blocks are of 256 values, `scale` f16 [blocks, N, 2] is the block's scale, then its minimum negated or the scale again; `subs` uint8
+  [tiles, N, numbers] has the sub-blocks' integers: scales, 128 more than they are where they may be negative, then minima, which are the
+  upper four bits of the scales' bytes in Q2_K, as in the file.
+- `values` bf16 or f16 [N, K]: types without blocks, and small matrices.
 
 Steps are whole, so a K that is no multiple of one is filled up with codes and scales of 0.
 """
@@ -32,10 +34,12 @@ if TYPE_CHECKING:
     import torch
 
 CHUNK = 1 << 20  # values that are repacked at a time, so that temporaries stay small whatever the matrix is
-SMALL = 1 << 21  # values of a matrix that is held as bf16, however it is stored
+SMALL = 1 << 21  # values of a matrix that is held as plain values, however it is stored
 PLANES = ("codes", "high", "scale", "minimum", "subs")
 """In the order in which kernels take them."""
 
+PLAIN_OF = {"float16": QuantType.F16, "bfloat16": QuantType.BF16}
+"""What plain values are held as, by what they are multiplied by."""
 _PLAIN = {QuantType.F32: np.dtype("<f4"), QuantType.F16: np.dtype("<f2"), QuantType.BF16: np.dtype("<i2")}
 
 
@@ -116,8 +120,8 @@ class DeviceWeight:
     """A matrix [N, K] in planes, on a device.
 
     Attributes:
-        type: how values were stored. rows: N. cols: K.
-        planes: by the names above; bf16 values are torch.bfloat16.
+        type: how values are held: BF16 or F16 for plain ones. rows: N. cols: K.
+        planes: by the names above.
     """
 
     type: QuantType
@@ -135,9 +139,9 @@ class DeviceWeight:
         return sum(plane.numel() * plane.element_size() for plane in self.planes.values())
 
 
-def held(type: QuantType, rows: int, cols: int) -> QuantType:
-    """What a device holds a stored matrix as: its own type, or bf16 if it has no blocks or is small."""
-    return QuantType.BF16 if type in _PLAIN or rows * cols <= SMALL else type
+def valued(type: QuantType, rows: int, cols: int, operand: str) -> bool:
+    """Whether a device holds a stored matrix as plain values: it has no blocks, is small, or meets bf16, which codes do not become."""
+    return type in _PLAIN or rows * cols <= SMALL or operand != "float16"
 
 
 def arguments(weight: DeviceWeight) -> tuple[torch.Tensor | int, ...]:
@@ -148,16 +152,17 @@ def arguments(weight: DeviceWeight) -> tuple[torch.Tensor | int, ...]:
     return *(weight.planes.get(name, codes) for name in PLANES), weight.rows
 
 
-def at_load(type: QuantType, rows: int, cols: int, host: np.ndarray) -> tuple[QuantType, dict[str, np.ndarray]]:
-    """What a device holds of a stored matrix, and its type there: planes, or for a small one its values f32 [N, K], to be rounded to bf16.
+def at_load(
+    type: QuantType, rows: int, cols: int, host: np.ndarray, operand: str
+) -> tuple[QuantType, dict[str, np.ndarray]]:
+    """What a device holds of a stored matrix, and its type: planes, or values [N, K], plain ones as stored and others f32, to be rounded.
 
-    Codes are unpacked to those very values on their way to the matrix unit, so sums stay what they are. Products of small matrices take
-    as long as a launch, not as their bytes.
+    Products of small matrices take as long as a launch, not as their bytes.
 
     Raises:
         ValueError: as `repack`.
     """
-    if type in _PLAIN or held(type, rows, cols) == type:
+    if type in _PLAIN or not valued(type, rows, cols, operand):
         return type, repack(type, rows, cols, host)
     pitch = row_bytes(type, cols)
     raw = np.ascontiguousarray(host).view(np.uint8).reshape(-1)

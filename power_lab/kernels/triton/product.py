@@ -60,7 +60,7 @@ def _dense(weight, n, nm, K, k, BK: tl.constexpr, EVEN: tl.constexpr, POLICY: tl
 
 @triton.jit
 def x_tile(X, r, rm, K, k, DEPTH: tl.constexpr, EVEN: tl.constexpr):
-    """bf16 [DEPTH, BM] of the rows r, turned."""
+    """[DEPTH, BM] of the rows r, turned."""
     rk = tl.arange(0, DEPTH)
     at = X + r.to(tl.int64)[None, :] * K + rk[:, None] + k
     if EVEN:

@@ -21,6 +21,7 @@ from power_lab.kernels.triton.attend import (
     unit_of,
     weigh,
 )
+from power_lab.kernels.triton.operand import to_operand
 
 
 @triton.jit
@@ -208,4 +209,4 @@ def combine(
         peak, total, acc = _ahead(pair, d, parts, stats, splits, split, last, peak, total, acc, WIDTH, 4)
         split += 4
     total = drained(total, peak, sinks, tl.program_id(1))
-    tl.store(out + pair * D + d, finish(total, acc), mask=d < D)
+    tl.store(out + pair * D + d, to_operand(finish(total, acc), out.dtype.element_ty), mask=d < D)

@@ -29,11 +29,6 @@ def words_at_once() -> int:
 
 
 @triton.constexpr_function
-def bits(form: Form) -> int:
-    return 8 if form.book else form.low + form.high
-
-
-@triton.constexpr_function
 def word_of(book: tuple[int, ...], at: int) -> int:
     """Four levels of a code book as bytes, 128 more than they are, in an int32."""
     return int.from_bytes(bytes(level + 128 for level in book[at : at + 4]), "little", signed=True)
@@ -57,37 +52,34 @@ def half(number: float) -> str:
 def assembly(form: Form, at: int) -> str:
     """PTX that turns PAIRS pairs of words into as many times as many pairs of f16 as a word has fields.
 
-    Operands: pairs by field; pairs of words; their bytes of `high`, four in a register, of tile `at` of a step. Then of each group of a pair
-    scales, and where affine minima, f16, one for either word of every pair; or where blocks are of 256 values, the block's two f16, and the
-    sub-blocks' numbers, bytes, four in a register: either as many registers as there are words, as evenly as they go.
+    Operands: pairs by field; pairs of words; their bytes of `high`, four in a register, of tile `at` of a step; scales f16 and, where
+    affine, minima, one for either word; or where blocks are of 256 values as many times the block's two f16, and as many registers with the
+    numbers of the tile's sub-blocks, four bytes in each, as evenly as they go.
     """
-    count = scales_of_pair(form)
     names = iter(f"${i}" for i in range(form.fields * PAIRS, 999))
 
     def take(registers: int) -> list[str]:
         return [next(names) for _ in range(registers)]
 
-    words = take(PAIRS)
-    highs = take(PAIRS // 2) if form.high else []
+    words, highs = take(PAIRS), take(PAIRS // 2 if form.high else 0)
+    scales = take(0 if form.sub else PAIRS)
+    minima = take(PAIRS if form.affine and not form.sub else 0)
+    both, subs = take(2 * PAIRS if form.sub else 0), take(2 * PAIRS if form.sub else 0)
     lines = ["{ .reg .b32 c<8>, h, t, u, s<4>, m<4>, d, e, k, a, b; .reg .b16 x, y;", f"mov.b32 k, {ONES};"]
     if form.sub:
-        both, subs = take(2 * PAIRS)[0], take(2 * PAIRS)
-        lines += [f"mov.b32 {{x, y}}, {both};", "mov.b32 d, {x, x};", "mov.b32 e, {y, y};"]
-    else:
-        scales, minima = ([take(PAIRS) for _ in range(count if there else 0)] for there in (True, form.affine))
+        lines += [f"mov.b32 {{x, y}}, {both[0]};", "mov.b32 d, {x, x};", "mov.b32 e, {y, y};"]
+    groups = max(1, form.tile // form.group // PAIRS)  # of a pair
     for pair in range(PAIRS):
-        if form.sub:
-            lines += _sub_scales(form, pair, subs)
-            scale, minimum = [f"s{i}" for i in range(count)], [f"m{i}" for i in range(count)]
-        else:
-            scale, minimum = [s[pair] for s in scales], [m[pair] for m in minima]
         lines += _codes(form, pair, words[pair], highs, at)
+        if form.sub:
+            lines += _sub_scales(form, pair, groups, subs)
         for field in range(form.fields):
-            out, group = f"${field * PAIRS + pair}", field * count // form.fields
+            out, group = f"${field * PAIRS + pair}", field * groups // form.fields
+            scale = f"s{group}" if form.sub else scales[pair]
             if form.affine:
-                lines.append(f"fma.rn.f16x2 {out}, c{field}, {scale[group]}, {minimum[group]};")
+                lines.append(f"fma.rn.f16x2 {out}, c{field}, {scale}, {f'm{group}' if form.sub else minima[pair]};")
             else:
-                lines.append(f"mul.rn.f16x2 {out}, c{field}, {scale[group]};")
+                lines.append(f"mul.rn.f16x2 {out}, c{field}, {scale};")
     return "\n".join([*lines, "}"])
 
 
@@ -130,23 +122,27 @@ def _masked(to: str, source: str, bits: int, shift: int) -> str:
 
 
 @triton.constexpr_function
-def _sub_scales(form: Form, pair: int, subs: list[str]) -> list[str]:
+def _sub_scales(form: Form, pair: int, groups: int, subs: list[str]) -> list[str]:
     """s0, s1 ... and m0, m1 ...: the scales and minima of a pair's groups, rounded once, from the block's d and e."""
 
     def byte(number: int) -> str:
         apart = len(subs) // (form.subs // 4)  # registers of the same four numbers
         return f"prmt.b32 t, {subs[number // 4 * apart]}, k, {0x5050 + number % 4 * 0x0101:#x};"
 
-    lines, groups = [], form.tile // form.group
-    for group in range(groups // PAIRS):
-        number = pair * groups // PAIRS + group
+    lines = []
+    for group in range(groups):
+        number = pair * groups + group
         lines.append(byte(number))
         if form.affine and form.sub == 16:
             lines += [_masked("u", "t", 4, 4), f"mov.b32 a, {half(1 / 16)};", f"mov.b32 b, {half(-64.0)};"]
             lines += ["fma.rn.f16x2 u, u, a, b;", f"mul.rn.f16x2 m{group}, u, e;", _masked("t", "t", 4, 0)]
-        lines += [f"mov.b32 a, {half(-1024.0 - form.sub_zero)};", "add.rn.f16x2 t, t, a;", f"mul.rn.f16x2 s{group}, t, d;"]
+        lines += [
+            f"mov.b32 a, {half(-1024.0 - form.sub_zero)};",
+            "add.rn.f16x2 t, t, a;",
+            f"mul.rn.f16x2 s{group}, t, d;",
+        ]
         if form.affine and form.sub == 32:
-            lines += [byte(groups + number), "add.rn.f16x2 t, t, a;", f"mul.rn.f16x2 m{group}, t, e;"]
+            lines += [byte(PAIRS * groups + number), "add.rn.f16x2 t, t, a;", f"mul.rn.f16x2 m{group}, t, e;"]
     return lines
 
 
@@ -175,7 +171,7 @@ def _book(form: Form, word: str) -> list[str]:
 
 @triton.constexpr_function
 def constraints(form: Form) -> str:
-    numbers = 4 * PAIRS if form.sub else scales_of_pair(form) * (1 + form.affine) * PAIRS
+    numbers = 4 * PAIRS if form.sub else (1 + form.affine) * PAIRS
     return ",".join(["=r"] * (form.fields * PAIRS) + ["r"] * (PAIRS + (PAIRS // 2 if form.high else 0) + numbers))
 
 
@@ -241,34 +237,9 @@ def gathered(planes, row, k, N, mask, FORM: tl.constexpr):
     return value + minimum if FORM.affine else value
 
 
-@triton.constexpr_function
-def scales_of_pair(form: Form) -> int:
-    """Groups whose codes a pair of words holds."""
-    return max(1, 8 * form.fields // form.group)
-
-
-@triton.jit
-def _spread(numbers, BN: tl.constexpr, FORM: tl.constexpr):
-    """[BN, groups] to a tuple of [BN, words]: the groups of each pair of words, in order."""
-    COUNTED: tl.constexpr = FORM.words // 8
-    COUNT: tl.constexpr = scales_of_pair(FORM)
-    if COUNT == 1:
-        return (_over_lanes(numbers, BN, FORM),)
-    elif COUNT == 2:
-        first, second = tl.split(tl.reshape(numbers, (BN, COUNTED, 2)))
-        return _over_lanes(first, BN, FORM), _over_lanes(second, BN, FORM)
-    else:
-        even, odd = tl.split(tl.reshape(numbers, (BN, COUNTED, 2, 2)))
-        first, third = tl.split(even)
-        second, fourth = tl.split(odd)
-        return (
-            _over_lanes(first, BN, FORM), _over_lanes(second, BN, FORM), _over_lanes(third, BN, FORM), _over_lanes(fourth, BN, FORM)
-        )  # fmt: skip
-
-
 @triton.jit
 def _over_lanes(numbers, BN: tl.constexpr, FORM: tl.constexpr):
-    """[BN, groups] to [BN, words]."""
+    """[BN, groups] to [BN, words]: each lane's words have them all, in order."""
     GROUPS: tl.constexpr = numbers.shape[1]
     wide = tl.broadcast_to(numbers[:, None, :, None], (BN, 4, GROUPS, FORM.words // (4 * GROUPS)))
     return tl.reshape(wide, (BN, FORM.words))
@@ -306,9 +277,10 @@ def tile(
             scale = tl.load(planes[2] + at, mask=mask, other=0)
             if FORM.exponent:
                 scale = _f32(scale, FORM).to(tl.float16)
-            inputs = inputs + _spread(scale, BN, FORM)
+            inputs = inputs + (_over_lanes(scale, BN, FORM),)  # noqa: RUF005
             if FORM.affine:
-                inputs = inputs + _spread(tl.load(planes[3] + at, mask=mask, other=0), BN, FORM)
+                minimum = tl.load(planes[3] + at, mask=mask, other=0)
+                inputs = inputs + (_over_lanes(minimum, BN, FORM),)  # noqa: RUF005
         return _joined(_pairs(inputs, HALF, FORM), BN, FORM)
 
 

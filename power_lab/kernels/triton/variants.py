@@ -151,18 +151,20 @@ class DryOps(TritonOps):
     def free_bytes(self) -> int | None:
         return None
 
-    def weight(self, type: QuantType, rows: int, cols: int, host: np.ndarray) -> Weight:
+    def weight(self, type: QuantType, rows: int, cols: int, host: np.ndarray, operand: str = "") -> Weight:
         """As `TritonOps.weight` of a matrix of that shape; `host` is not read."""
         type = QuantType(type)
-        if planes.held(type, rows, cols) == QuantType.BF16:
-            values = torch.empty((rows, cols), dtype=torch.bfloat16, device=META)
-            return Weight(type, rows, cols, planes.DeviceWeight(QuantType.BF16, rows, cols, {"values": values}))
+        operand = operand or self.operand((type,))
+        if planes.valued(type, rows, cols, operand):
+            values = torch.empty((rows, cols), dtype=getattr(torch, operand), device=META)
+            held = planes.DeviceWeight(planes.PLAIN_OF[operand], rows, cols, {"values": values})
+            return Weight(type, rows, cols, held, operand)
         one = planes.repack(type, 1, cols, np.zeros(row_bytes(type, cols), np.uint8))
         parts = {
             name: torch.empty((len(part), rows, *part.shape[2:]), dtype=torch.from_numpy(part).dtype, device=META)
             for name, part in one.items()
         }
-        return Weight(type, rows, cols, planes.DeviceWeight(type, rows, cols, parts))
+        return Weight(type, rows, cols, planes.DeviceWeight(type, rows, cols, parts), operand)
 
     def capture(self, forward: Callable[[], Array]) -> tuple[Graph, Array] | None:
         """None: what would be captured was run before."""
@@ -190,4 +192,6 @@ class _Nothing:
 
 
 def _zeros(array: torch.Tensor) -> torch.Tensor:
-    return torch.zeros(array.shape, dtype=torch.float32 if array.dtype == torch.bfloat16 else array.dtype)
+    return torch.zeros(
+        array.shape, dtype=torch.float32 if array.dtype in (torch.bfloat16, torch.float16) else array.dtype
+    )

@@ -86,7 +86,7 @@ def wide(
 def spread(
     weight, Panel, first, count, K, BN: tl.constexpr, FORM: tl.constexpr, PDL: tl.constexpr, INTERPRET: tl.constexpr
 ):  # fmt: skip
-    """Panel bf16 [count, K]: the rows of a stored weight from `first` on, as `product` gives them to the matrix unit."""
+    """Panel f16 [count, K]: the rows of a stored weight from `first` on, as `product` gives them to the matrix unit."""
     chain.begin(PDL)
     chain.wait(PDL)
     N = weight[-1]

@@ -8,11 +8,25 @@ import torch
 from power_lab.kernels import reference
 from power_lab.kernels.probe import random_blocks
 from power_lab.kernels.quants import GEOMETRY, QuantType
-from power_lab.kernels.triton.planes import DeviceWeight, repack
+from power_lab.kernels.triton.operand import WHOLE, narrow
+from power_lab.kernels.triton.planes import FORMS, DeviceWeight, repack
 
 BLOCKS_OF_32 = tuple(type for type, (values, _) in GEOMETRY.items() if values == 32)
 BLOCKS_OF_256 = tuple(type for type, (values, _) in GEOMETRY.items() if values == 256)
 PLAIN = (QuantType.F32, QuantType.F16, QuantType.BF16)
+
+
+def operand(values: torch.Tensor, type: QuantType) -> tuple[torch.Tensor, torch.Tensor]:
+    """What products with matrices of a type are given for f32 values, and the f32 values that it stands for."""
+    if type not in FORMS:
+        return values.bfloat16(), values.bfloat16().float()
+    held = narrow(values, torch.float16)
+    return held, held.float() * WHOLE.value
+
+
+def rounded(values: torch.Tensor, type: QuantType) -> torch.Tensor:
+    """A matrix of such values as the matrix unit is given it, but for the scales of sub-blocks."""
+    return values.half().float() if type in FORMS else values
 
 
 def on_device(type: QuantType, rows: int, cols: int, stored: np.ndarray, device: str = "cpu") -> DeviceWeight:

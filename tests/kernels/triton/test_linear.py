@@ -15,7 +15,7 @@ from power_lab.kernels.ops import Activation
 from power_lab.kernels.quants import QuantType
 from power_lab.kernels.triton import linear as kernels
 from power_lab.kernels.triton.product import combine
-from tests.kernels.triton.matrices import BLOCKS_OF_32, BLOCKS_OF_256, PLAIN, weight
+from tests.kernels.triton.matrices import BLOCKS_OF_32, BLOCKS_OF_256, PLAIN, operand, rounded, weight
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning"),
@@ -31,8 +31,9 @@ SHAPES = [
 WORK = kernels.Workspace.on("cpu")
 
 
-def activations(rows: int, cols: int) -> torch.Tensor:
-    return torch.randn(rows, cols, generator=torch.Generator().manual_seed(rows)).bfloat16()
+def activations(rows: int, cols: int, type: QuantType) -> tuple[torch.Tensor, torch.Tensor]:
+    """As products of that type are given them, and their f32 values."""
+    return operand(torch.randn(rows, cols, generator=torch.Generator().manual_seed(rows)), type)
 
 
 def poison(*shape: int) -> torch.Tensor:
@@ -48,9 +49,10 @@ def assert_close(got: torch.Tensor, want: torch.Tensor, size: torch.Tensor, erro
 @pytest.mark.parametrize("rows", [1, 19])
 def test_linear(type: QuantType, n: int, k: int, rows: int) -> None:
     stored, values = weight(type, n, k)
-    x, bias, out = activations(rows, k), torch.arange(float(n)), poison(rows + 1, n)
-    kernels.linear(x, (stored,), out[:rows], WORK, bias)
-    assert_close(out[:rows], reference.linear(x, values, bias), reference.linear(x.abs(), values.abs(), bias))
+    (given, x), bias, out = activations(rows, k, type), torch.arange(float(n)), poison(rows + 1, n)
+    kernels.linear(given, (stored,), out[:rows], WORK, bias)
+    want = reference.linear(x, rounded(values, type), bias)
+    assert_close(out[:rows], want, reference.linear(x.abs(), values.abs(), bias))
     assert out[rows].isnan().all(), "a row behind the output was written"
     assert not WORK.counters.any(), "counters are left as they were found"
 
@@ -65,9 +67,10 @@ def test_splits_are_covered() -> None:
 def test_stacked_weights_of_one_type_and_of_several() -> None:
     for types in ([QuantType.Q4_0] * 3, [QuantType.Q5_0, QuantType.Q5_0, QuantType.Q8_0], [QuantType.BF16] * 2):
         parts = [weight(type, n, 64, seed=n) for type, n in zip(types, (70, 5, 65), strict=False)]
-        values = torch.cat([v for _, v in parts])
-        x, out, bias = activations(3, 64), poison(3, len(values)), torch.arange(float(len(values)))
-        kernels.linear(x, tuple(w for w, _ in parts), out, WORK, bias)
+        values = torch.cat([rounded(v, types[0]) for _, v in parts])
+        (given, x), out = activations(3, 64, types[0]), poison(3, len(values))
+        bias = torch.arange(float(len(values)))
+        kernels.linear(given, tuple(w for w, _ in parts), out, WORK, bias)
         assert_close(out, reference.linear(x, values, bias), reference.linear(x.abs(), values.abs(), bias))
 
 
@@ -75,8 +78,8 @@ def test_stacked_weights_of_one_type_and_of_several() -> None:
 def test_many_rows(n: int, k: int) -> None:
     """Tiles that the copy engine brings, in splits, and a K that it cannot take."""
     stored, values = weight(QuantType.BF16, n, k)
-    x, bias, out = activations(140, k), torch.arange(float(n)), poison(141, n)
-    kernels.linear(x, (stored,), out[:140], WORK, bias)
+    (given, x), bias, out = activations(140, k, QuantType.BF16), torch.arange(float(n)), poison(141, n)
+    kernels.linear(given, (stored,), out[:140], WORK, bias)
     assert_close(out[:140], reference.linear(x, values, bias), reference.linear(x.abs(), values.abs(), bias))
     assert out[140].isnan().all(), "a row behind the output was written"
 
@@ -84,18 +87,17 @@ def test_many_rows(n: int, k: int) -> None:
 @pytest.mark.parametrize("type", [QuantType.Q8_0, QuantType.Q5_K])
 def test_many_rows_of_stored_codes_in_several_panels(type: QuantType) -> None:
     (stored, values), k = weight(type, 70, 512), 512
-    x, out = activations(130, k), poison(130, 70)
-    kernels.linear(x, (stored,), out, kernels.Workspace(torch.empty(256 * 40), WORK.counters, WORK.mixed))
-    rounded = values.bfloat16()  # the interpreter cuts off what does not fit
-    size = reference.linear(x.abs(), values.abs())
-    assert_close(out, reference.linear(x, rounded), size, 2**-8)
+    (given, x), out = activations(130, k, type), poison(130, 70)
+    kernels.linear(given, (stored,), out, kernels.Workspace(torch.empty(256 * 40), WORK.counters, WORK.mixed))
+    assert_close(out, reference.linear(x, rounded(values, type)), reference.linear(x.abs(), values.abs()))
 
 
 def test_many_rows_of_stacked_weights() -> None:
     parts = [weight(QuantType.BF16, n, 64, seed=n) for n in (130, 5, 65, 7)]
     values = torch.cat([v for _, v in parts])
-    x, out, bias = activations(130, 64), poison(130, len(values)), torch.arange(float(len(values)))
-    kernels.linear(x, tuple(w for w, _ in parts), out, WORK, bias)
+    (given, x), out = activations(130, 64, QuantType.BF16), poison(130, len(values))
+    bias = torch.arange(float(len(values)))
+    kernels.linear(given, tuple(w for w, _ in parts), out, WORK, bias)
     assert_close(out, reference.linear(x, values, bias), reference.linear(x.abs(), values.abs(), bias))
 
 
@@ -104,30 +106,33 @@ def test_many_rows_of_stacked_weights() -> None:
 @pytest.mark.parametrize("rows", [3, 130])
 def test_gate_up(type: QuantType, activation: Activation, rows: int) -> None:
     (gate, gate_values), (up, up_values) = weight(type, 70, 96), weight(type, 70, 96, seed=1)
-    x, out = activations(rows, 96), poison(rows, 70)
-    kernels.gate_up(x, gate, up, out, WORK, activation)
-    want = reference.gate_up(x, gate_values, up_values, activation)
-    size = reference.linear(x.abs(), gate_values.abs()) * reference.linear(x.abs(), up_values.abs())
-    assert_close(out, want, size, 1e-5 if rows == 3 else 2**-7)  # in panels, the interpreter cuts bf16 off
+    (given, x), out = activations(rows, 96, type), poison(rows, 70)
+    kernels.gate_up(given, gate, up, out, WORK, activation)
+    want = reference.gate_up(x, rounded(gate_values, type), rounded(up_values, type), activation)
+    assert_close(
+        out, want, reference.linear(x.abs(), gate_values.abs()) * reference.linear(x.abs(), up_values.abs())
+    )
 
 
-@pytest.mark.parametrize(("rows", "error"), [(2, 1e-5), (130, 2**-7)])  # in panels, the interpreter cuts bf16 off
-def test_gate_up_in_splits(rows: int, error: float) -> None:
-    (gate, gate_values), (up, up_values) = weight(QuantType.Q4_K, 70, 1024), weight(QuantType.Q4_K, 70, 1024, seed=1)
-    x, out = activations(rows, 1024) / 8, poison(rows, 70)
-    kernels.gate_up(x, gate, up, out, WORK)
-    want = reference.gate_up(x, gate_values, up_values)
+@pytest.mark.parametrize("rows", [2, 130])
+def test_gate_up_in_splits(rows: int) -> None:
+    type = QuantType.Q4_K
+    (gate, gate_values), (up, up_values) = weight(type, 70, 1024), weight(type, 70, 1024, seed=1)
+    (given, x), out = activations(rows, 1024, type), poison(rows, 70)
+    kernels.gate_up(given / 8, gate, up, out, WORK)
+    x = x / 8
+    want = reference.gate_up(x, rounded(gate_values, type), rounded(up_values, type))
     size = reference.linear(x.abs(), gate_values.abs()) * reference.linear(x.abs(), up_values.abs())
-    assert_close(out, want, size, error)
+    assert_close(out, want, size)
     assert not WORK.counters.any()
 
 
 def test_gate_and_up_of_different_types_in_several_pieces() -> None:
     (gate, gate_values), (up, up_values) = weight(QuantType.Q4_0, 70, 64), weight(QuantType.Q8_0, 70, 64)
-    x, out = activations(5, 64), poison(5, 70)
+    (given, x), out = activations(5, 64, QuantType.Q4_0), poison(5, 70)
     work = kernels.Workspace(WORK.partials, WORK.counters, torch.empty(2 * 2 * 70))
-    kernels.gate_up(x, gate, up, out, work)
-    want = reference.gate_up(x, gate_values, up_values)
+    kernels.gate_up(given, gate, up, out, work)
+    want = reference.gate_up(x, rounded(gate_values, QuantType.Q4_0), rounded(up_values, QuantType.Q8_0))
     assert_close(out, want, reference.linear(x.abs(), gate_values.abs()) * reference.linear(x.abs(), up_values.abs()))
 
 
@@ -142,16 +147,28 @@ def test_activations_over_their_whole_range(activation: Activation) -> None:
     assert torch.allclose(out.double(), want, rtol=2e-6, atol=1e-6)
 
 
+def test_what_leaves_f16_becomes_its_largest() -> None:
+    """Where a gated product is what the next one reads: values of up to 16 times 65,504, then those, and NaN stays NaN."""
+    values, out = torch.tensor([1e6, 2e6, -3e38, torch.nan, 16 * 2.0**-24]), torch.empty(5, dtype=torch.float16)
+    gate = torch.full((5,), 100.0)  # whose silu it is
+    combine[(1,)](gate, values / 100, out, 5, kernels.ACTIVATIONS["silu"], 1024, PDL=False)
+    assert out[3].isnan()
+    assert out[[0, 1, 2, 4]].tolist() == [62496.0, 65504.0, -65504.0, 2.0**-24]
+
+
 def test_what_cannot_be_computed_is_refused() -> None:
     stored, _ = weight(QuantType.Q4_1, 37, 64)
+    x = torch.zeros(2, 64).half()
     with pytest.raises(ValueError, match="input width is 32, expected 64"):
-        kernels.linear(activations(1, 32), (stored,), poison(1, 37), WORK)
+        kernels.linear(torch.zeros(1, 32).half(), (stored,), poison(1, 37), WORK)
     with pytest.raises(ValueError, match="shape of the result"):
-        kernels.linear(activations(1, 64), (stored,), poison(1, 36), WORK)
+        kernels.linear(x[:1], (stored,), poison(1, 36), WORK)
     with pytest.raises(ValueError, match="bias width"):
-        kernels.linear(activations(1, 64), (stored,), poison(1, 37), WORK, torch.zeros(1))
+        kernels.linear(x[:1], (stored,), poison(1, 37), WORK, torch.zeros(1))
     with pytest.raises(ValueError, match="contiguous"):
-        kernels.linear(activations(64, 1).T.expand(2, 64), (stored,), poison(2, 37), WORK)
+        kernels.linear(torch.zeros(64, 1).half().T.expand(2, 64), (stored,), poison(2, 37), WORK)
+    with pytest.raises(ValueError, match=r"input is torch.bfloat16, expected torch.float16"):
+        kernels.linear(x.bfloat16(), (stored,), poison(2, 37), WORK)
 
 
 @pytest.mark.timeout(900)

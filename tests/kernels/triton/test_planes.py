@@ -36,7 +36,9 @@ def values_of(type: QuantType, planes: dict[str, np.ndarray], cols: int) -> np.n
         return planes[name][k // form.tile, :, k % form.tile // form.group].T
 
     def blocks(name: str) -> np.ndarray:
-        return planes[name][k // form.block].T if form.sub else grouped(name)
+        if form.sub:
+            return planes["scale"][k // form.block, :, ("scale", "minimum").index(name)].T
+        return grouped(name)
 
     levels = np.arange(1 << (form.low + form.high)) - form.zero
     if type in (QuantType.IQ4_NL, QuantType.IQ4_XS):
@@ -46,16 +48,16 @@ def values_of(type: QuantType, planes: dict[str, np.ndarray], cols: int) -> np.n
     value = levels[codes_of(type, planes, cols)].astype(one)
     scale = blocks("scale")
     scale = np.ldexp(one(1), scale.astype(np.int32) - 128) if type == QuantType.MXFP4 else scale.astype(one)
-    minimum = -blocks("minimum").astype(one) if form.affine else None
+    minimum = blocks("minimum").astype(one) if form.affine else None
     if form.sub:
-        subs = grouped("subs")
-        sub_minima = grouped("sub_minima") if "sub_minima" in planes else subs >> 4
-        if form.affine and "sub_minima" not in planes:
-            subs = subs & 15
-        scale = scale * subs.astype(one)
-        minimum = minimum * sub_minima.astype(one) if minimum is not None else None
-        return scale * value if minimum is None else scale * value + minimum
-    return scale * value if minimum is None else scale * value - minimum
+        place = k % form.tile // form.group
+        subs = planes["subs"][k // form.tile, :, place].T.astype(int)
+        if minimum is not None and form.sub == 32:
+            minimum = minimum * planes["subs"][k // form.tile, :, form.tile // form.group + place].T.astype(one)
+        elif minimum is not None:
+            minimum, subs = minimum * (subs >> 4).astype(one), subs & 15
+        scale = scale * (subs - (0 if form.affine else 128)).astype(one)
+    return scale * value if minimum is None else scale * value + minimum
 
 
 @pytest.mark.parametrize("type", list(LAYOUTS))
@@ -100,15 +102,18 @@ def test_plain_values_stay(type: QuantType) -> None:
 def test_small_matrices_are_held_as_values_and_large_ones_as_planes() -> None:
     rows, cols = SMALL // 1024, 1024
     stored = random_blocks(QuantType.Q4_K, rows + 1, cols, np.random.default_rng(0))
-    held, parts = at_load(QuantType.Q4_K, rows, cols, stored[:rows])
+    held, parts = at_load(QuantType.Q4_K, rows, cols, stored[:rows], "float16")
     assert held == QuantType.F32
     assert np.array_equal(parts["values"], dequantise(stored[:rows], QuantType.Q4_K, cols))
-    held, parts = at_load(QuantType.Q4_K, rows + 1, cols, stored)
+    held, parts = at_load(QuantType.Q4_K, rows + 1, cols, stored, "float16")
     assert held == QuantType.Q4_K
     assert "values" not in parts
-    assert at_load(QuantType.F16, 1, 8, np.zeros((1, 8), np.float16))[0] == QuantType.F16
+    held, parts = at_load(QuantType.Q4_K, rows + 1, cols, stored, "bfloat16")
+    assert held == QuantType.F32
+    assert parts["values"].shape == (rows + 1, cols)
+    assert at_load(QuantType.F16, 1, 8, np.zeros((1, 8), np.float16), "float16")[0] == QuantType.F16
     with pytest.raises(ValueError, match="17 bytes are not 1 rows of 32 Q4_0"):
-        at_load(QuantType.Q4_0, 1, 32, np.zeros(17, np.uint8))
+        at_load(QuantType.Q4_0, 1, 32, np.zeros(17, np.uint8), "float16")
 
 
 def test_what_is_no_such_matrix_is_refused() -> None:

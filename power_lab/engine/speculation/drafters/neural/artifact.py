@@ -207,7 +207,12 @@ class Target:
             return self.weights.head
         name = "output.weight" if "output.weight" in self._source.names() else "token_embd.weight"
         kind, host = self._source.matrix(name, self.spec.embedding_rows, self.spec.width)
-        return self.ops.weight(kind, len(ids), self.spec.width, np.ascontiguousarray(host[ids]))
+        return self.ops.weight(kind, len(ids), self.spec.width, np.ascontiguousarray(host[ids]), self.operand)
+
+    @property
+    def operand(self) -> str:
+        """`Weight.operand` of its matrices, and so of a drafter's beside them."""
+        return self.weights.head.operand
 
 
 class Binder:
@@ -217,8 +222,8 @@ class Binder:
         nbytes: of what was taken. linears: shapes of the matrices that are multiplied with activations.
     """
 
-    def __init__(self, artifact: Artifact, ops: Ops) -> None:
-        self._artifact, self._ops = artifact, ops
+    def __init__(self, artifact: Artifact, target: Target) -> None:
+        self._artifact, self._ops, self._operand = artifact, target.ops, target.operand
         self.nbytes = 0
         self.linears: set[LinearShape] = set()
 
@@ -229,7 +234,7 @@ class Binder:
         """A matrix whose rows are looked up."""
         kind, host = self._artifact.matrix(name, rows, cols)
         self.nbytes += host.nbytes
-        return self._ops.weight(kind, rows, cols, host)
+        return self._ops.weight(kind, rows, cols, host, self._operand)
 
     def beside(self, names: Sequence[str], rows: int, cols: int) -> Weight:
         """Matrices of the same shape as one [rows, cols of all], as they are stored where all are of one type, else as f32."""
@@ -242,7 +247,7 @@ class Binder:
             kind = QuantType.F32
             host = np.concatenate([dequantise(part, stored, cols) for stored, part in parts], axis=1)
         self.nbytes += host.nbytes
-        return self.multiplied(self._ops.weight(kind, rows, cols * len(parts), host))
+        return self.multiplied(self._ops.weight(kind, rows, cols * len(parts), host, self._operand))
 
     def multiplied(self, weight: Weight) -> Weight:
         """Note that a matrix, of the artifact or not, is multiplied with activations."""
@@ -274,7 +279,7 @@ class Binder:
     def split(self, name: str, *sizes: int) -> tuple[Weight, ...]:
         """A vector as matrices of one row."""
         parts = np.split(self.values(name, sum(sizes)), np.cumsum(sizes)[:-1])
-        weights = (self._ops.weight(QuantType.F32, 1, len(part), part.reshape(1, -1)) for part in parts)
+        weights = (self._ops.weight(QuantType.F32, 1, len(part), part.reshape(1, -1), self._operand) for part in parts)
         return tuple(map(self.multiplied, weights))
 
 

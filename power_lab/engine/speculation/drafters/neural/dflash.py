@@ -83,7 +83,7 @@ class DFlash:
             config.causal,
         )
         self.lead = 0 if config.from_anchor else 1
-        binder = Binder(artifact, ops)
+        binder = Binder(artifact, target)
         self.fc = binder.matrix("fc.weight", spec.width, len(config.taps) * spec.width)
         self.hidden_norm = binder.vector("hidden_norm.weight", spec.width)
         layers = llama.specs(config, config.window)
@@ -129,7 +129,7 @@ class DFlash:
         return {name: heads[name] for name in self.serves}
 
     def workspace(self, rows: int, sampled: int) -> Workspace:
-        return Workspace.make(self.decoder.spec, self.decoder.ops, rows, sampled)
+        return Workspace.make(self.decoder.spec, self.decoder.ops, rows, sampled, self.fc.operand)
 
     def forward(self, batch: Batch, seen: Batch, previous: Array, caches: tuple[KVCache, ...], work: Workspace) -> None:
         self.decoder.forward(batch, caches, work, seen=seen)
@@ -152,9 +152,9 @@ class DFlashCompanion:
         self._room = room
         ops, spec = self.ops, self._decoder.spec
         attention = spec.layers[0].attention
-        self._features = ops.empty((room.rows, len(self.taps) * spec.width), ops.activation)
+        self._features = ops.empty((room.rows, len(self.taps) * spec.width), trained.fc.operand)
         self._projected = ops.empty((room.rows, spec.width), "float32")
-        self._context = ops.empty((room.rows, spec.width), ops.activation)
+        self._context = ops.empty((room.rows, spec.width), trained.fc.operand)
         self._kv = ops.empty((room.rows, 2 * attention.kv_width), "float32")
         self.steps = BlockSteps(trained, room)
         self._heads = trained.heads(self.steps)

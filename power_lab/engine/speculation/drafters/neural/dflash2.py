@@ -142,7 +142,7 @@ class DFlash2(DFlash):
         return FilteredWorkspace(
             **{name: getattr(plain, name) for name in Workspace.__slots__},
             coef=ops.empty((rows, self._coefficients), "float32"),
-            filtered=ops.empty((rows, width), ops.activation),
+            filtered=ops.empty((rows, width), self.fc.operand),
             raw=ops.empty((rows, width), "float32"),
         )
 

@@ -46,7 +46,7 @@ class MarkovHead:
         self._markov, self._ops, self._ids = markov, steps.ops, steps.trunk.draft_ids
         ops, rank, said = self._ops, markov.before.cols, markov.after.rows
         self._embedded = ops.empty((steps.sampled, rank), "float32")
-        self._before = ops.empty((steps.sampled, rank), ops.activation)
+        self._before = ops.empty((steps.sampled, rank), markov.after.operand)
         self._added = ops.empty((steps.padded_places, said), "float32")
         self._sure = [ops.empty((steps.sampled, 1), "float32") for _ in range(2)]
         self._draws = ops.asarray(-1 - np.arange(steps.padded_places, dtype=np.int32))

@@ -95,7 +95,7 @@ class Eagle:
         self.name, self.sha256 = artifact.header.name or artifact.path.stem, artifact.sha256
         self.config, self.spec, self.ops, self.embedding = config, spec, ops, target.weights.embedding
         self.final_norm = target.weights.final_norm
-        binder, self.tables = Binder(artifact, ops), _tables(ops, specs, context)
+        binder, self.tables = Binder(artifact, target), _tables(ops, specs, context)
         self.embed_proj = binder.matrix("embed_proj.weight", config.width, spec.width)
         self.hidden_proj = binder.matrix("hidden_proj.weight", config.width, spec.width)
         self.layers = tuple(
@@ -136,10 +136,10 @@ class EagleCompanion:
         self.attentions = list(dict.fromkeys(shapes))
         self.steps = ChainSteps(self, room)
         ops, rows, width = self.ops, self.steps.most.places, trained.spec.width
-        self._work = LayerWorkspace.make(ops, specs, trained.config.width, rows)
+        self._work = LayerWorkspace.make(ops, specs, trained.config.width, rows, trained.embedding.operand)
         self._x = ops.empty((rows, trained.config.width), "float32")
         self._wide = ops.empty((rows, width), "float32")
-        self._embedded, self._hidden = (ops.empty((rows, width), ops.activation) for _ in range(2))
+        self._embedded, self._hidden = (ops.empty((rows, width), trained.embedding.operand) for _ in range(2))
         tapped = room.rows if trained.config.normed_hidden else 1
         self._tapped, self._normed = (ops.empty((tapped, width), "float32") for _ in range(2))
         self._states: Array | None = None
@@ -150,7 +150,7 @@ class EagleCompanion:
 
     @property
     def page_bytes(self) -> int:
-        return BLOCK * self.trained.spec.width * ITEMSIZE[self.ops.activation]
+        return BLOCK * self.trained.spec.width * ITEMSIZE[self.trained.embedding.operand]
 
     @property
     def scratch_bytes(self) -> int:
@@ -167,7 +167,7 @@ class EagleCompanion:
         return self.steps.graphs.nbytes
 
     def make_pool(self, pages: int, caches: tuple[KVCache, ...]) -> None:
-        self._states = self.ops.empty((pages * BLOCK, self.trained.spec.width), self.ops.activation)
+        self._states = self.ops.empty((pages * BLOCK, self.trained.spec.width), self.trained.embedding.operand)
         self._caches = tuple(caches[at] for at in self.trained.config.target_layers)
 
     def release(self) -> None:

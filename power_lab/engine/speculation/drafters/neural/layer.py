@@ -19,14 +19,14 @@ class LayerWorkspace:
     gated: Array
 
     @classmethod
-    def make(cls, ops: Ops, layers: tuple[LayerSpec, ...], width: int, rows: int) -> LayerWorkspace:
+    def make(cls, ops: Ops, layers: tuple[LayerSpec, ...], width: int, rows: int, operand: str) -> LayerWorkspace:
         attentions = [layer.attention for layer in layers]
         return cls(
-            normed=ops.empty((rows, width), ops.activation),
+            normed=ops.empty((rows, width), operand),
             delta=ops.empty((rows, width), "float32"),
             qkv=ops.empty((rows * max(a.qkv_width for a in attentions),), "float32"),
-            attended=ops.empty((rows * max(a.q_width for a in attentions),), ops.activation),
-            gated=ops.empty((rows * max(layer.ffn for layer in layers),), ops.activation),
+            attended=ops.empty((rows * max(a.q_width for a in attentions),), operand),
+            gated=ops.empty((rows * max(layer.ffn for layer in layers),), operand),
         )
 
     @property

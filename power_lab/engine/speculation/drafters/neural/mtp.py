@@ -67,7 +67,7 @@ class Mtp:
         self.name, self.sha256 = artifact.header.name or artifact.path.stem, artifact.sha256
         self.config, self.spec, self.ops, self.embedding = config, spec, ops, target.weights.embedding
         self.final_norm = target.weights.final_norm
-        binder, specs = Binder(artifact, ops), llama.specs(config)
+        binder, specs = Binder(artifact, target), llama.specs(config)
         weights = llama.bind(binder, specs, spec.width)
         rope = specs[0].attention.rope
         assert rope is not None
@@ -103,9 +103,9 @@ class MtpCompanion:
         self.attentions = [(a.heads, a.kv_heads, a.head_dim) for a in (spec.attention for spec in self._specs[:1])]
         self.steps = ChainSteps(self, room)
         rows, width = max(room.rows, self.steps.most.places), trained.spec.width
-        self._work = LayerWorkspace.make(ops, self._specs, width, rows)
+        self._work = LayerWorkspace.make(ops, self._specs, width, rows, trained.embedding.operand)
         self._x, self._read = ops.empty((rows, width), "float32"), ops.empty((rows, width), "float32")
-        self._merged = ops.empty((rows, 2 * width), ops.activation)
+        self._merged = ops.empty((rows, 2 * width), trained.embedding.operand)
         self._states: tuple[Array, ...] = ()
         self._caches: tuple[KVCache, ...] = ()
         self._drafter = ChainDrafter("mtp", self.steps)
@@ -114,7 +114,7 @@ class MtpCompanion:
 
     @property
     def page_bytes(self) -> int:
-        kept = len(self._heads) * self.trained.spec.width * ITEMSIZE[self.ops.activation]
+        kept = len(self._heads) * self.trained.spec.width * ITEMSIZE[self.trained.embedding.operand]
         return BLOCK * (kept + sum(2 * s.attention.kv_width for s in self._specs) * ITEMSIZE[self.ops.kv_dtype])
 
     @property
@@ -132,7 +132,9 @@ class MtpCompanion:
 
     def make_pool(self, pages: int, caches: tuple[KVCache, ...]) -> None:
         count, width = pages + self._room.scratch, self.trained.spec.width
-        self._states = tuple(self.ops.empty((count * BLOCK, width), self.ops.activation) for _ in self._heads)
+        self._states = tuple(
+            self.ops.empty((count * BLOCK, width), self.trained.embedding.operand) for _ in self._heads
+        )
         self._caches = tuple(self.ops.kv_cache(count, s.attention.kv_heads, s.attention.head_dim) for s in self._specs)
         self.steps.inputs.scratch = pages
 
