@@ -23,8 +23,8 @@ from power_lab.kernels.triton.product import combine, product
 from power_lab.kernels.triton.wide import spread, wide
 
 PLAN = (
-    "bf16 operands, or f16 where codes are stored: scale * level + minimum rounded once, of scales and minima that are f16, rounded once where "
-    "they are products; a 16th of the activations, at most 65504; f32 sums over k in order; reduction(N, K, whether stored) cuts K into "
+    "bf16 operands, or f16 where codes are stored: scale * level + minimum rounded once, of f16 scales and minima, rounded once where they "
+    "are products; a 16th of the activations, at most 65504; f32 sums over k in order; reduction(N, K, whether stored) cuts K into "
     "splits, whose sums are added in order; + bias; silu(g) = g / (1 + e^-g); gelu_tanh(g) = g / (1 + e^-2u), "
     "u = sqrt(2 / pi) (g + 0.044715 g^3); no fusion"
 )
@@ -155,7 +155,7 @@ def linear(
 ) -> None:
     """out[:, n] = sum_k x[:, k] * W[n, k] + bias[n], the weights stacked along N; one launch for each run of one type.
 
-    x [R, K] bf16 beside plain weights of bf16, f16 of a 16th part (`operand`) beside others; out f32 [R, sum N], bias f32 [sum N], all contiguous.
+    x [R, K] bf16 beside bf16 weights, f16 of a 16th part (`operand`) beside others; out f32 [R, sum N], bias f32 [sum N]; all contiguous.
     """
     total = sum(w.rows for w in weights)
     _check(x, out, total, weights)

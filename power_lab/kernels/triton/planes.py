@@ -12,8 +12,8 @@ becomes an array of its own, the depth (K) its slowest axis, so that a tile of c
   byte that is half needed serves the words of two tiles.
 - `scale`, `minimum` f16 (MXFP4: the exponent, uint8) [tiles, N, groups of a tile].
 - Where blocks are of 256 values, `scale` f16 [blocks, N, 2] is the block's scale, then its minimum negated or the scale again; `subs` uint8
-  [tiles, N, numbers] has the sub-blocks' integers: scales, 128 more than they are where they may be negative, then minima, which are the
-  upper four bits of the scales' bytes in Q2_K, as in the file.
+  [tiles, N, numbers] has the sub-blocks' integers: each scale, 128 more than it is where it may be negative, and behind it its minimum,
+  which is the upper four bits of the scale's byte in Q2_K, as in the file.
 - `values` bf16 or f16 [N, K]: types without blocks, and small matrices.
 
 Steps are whole, so a K that is no multiple of one is filled up with codes and scales of 0.
@@ -84,9 +84,9 @@ class Form:
         return 256 if self.fields * self.high == 4 else self.tile
 
     @property
-    def subs(self) -> int:
-        """Bytes of a tile of a row in `subs`: sub-blocks' scales, then minima where they have bytes of their own."""
-        return self.tile // self.group * (2 if self.affine and self.sub == 32 else 1)
+    def numbers(self) -> int:
+        """Bytes in `subs` of the sub-blocks that a pair of words lies in."""
+        return 8 * self.fields // self.sub * (2 if self.affine and self.sub == 32 else 1) if self.sub else 0
 
     @property
     def sub_zero(self) -> int:
@@ -220,7 +220,8 @@ def _planes(type: QuantType, rows: int, whole: int, fields: Fields) -> dict[str,
     count = form.block // form.sub
     scales, minima = (_of_groups(part, rows, whole, form) for part in (subs[:, :count], subs[:, count:]))
     if form.affine:
-        scales = np.concatenate([scales, minima], axis=2) if form.sub == 32 else scales | minima << np.uint8(4)
+        both = np.stack([scales, minima], axis=3).reshape(*scales.shape[:2], -1)
+        scales = both if form.sub == 32 else scales | minima << np.uint8(4)
     planes["subs"] = scales
     return planes
 

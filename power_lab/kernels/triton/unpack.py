@@ -13,19 +13,14 @@ f16 in the file.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import triton
 import triton.language as tl
 
 from power_lab.kernels.triton.planes import Form
 
-
-ONES = 0x64006400  # f16 pair of 1024, in whose last ten bits 1 is a unit
-PAIRS = 4  # pairs of words that one piece of assembly unpacks: 128 bits of codes, whole groups of every type but Q8_0
-
-
-@triton.constexpr_function
-def words_at_once() -> int:
-    return 2 * PAIRS
+ONES = 0x64006400  # a pair of the f16 1024, in whose last ten bits 1 is a unit
 
 
 @triton.constexpr_function
@@ -50,41 +45,40 @@ def half(number: float) -> str:
 
 @triton.constexpr_function
 def assembly(form: Form, at: int) -> str:
-    """PTX that turns PAIRS pairs of words into as many times as many pairs of f16 as a word has fields.
+    """PTX that turns a pair of words into as many pairs of f16 as a word has fields. `at`: the words' tile of a step.
 
-    Operands: pairs by field; pairs of words; their bytes of `high`, four in a register, of tile `at` of a step; scales f16 and, where
-    affine, minima, one for either word; or where blocks are of 256 values as many times the block's two f16, and as many registers with the
-    numbers of the tile's sub-blocks, four bytes in each, as evenly as they go.
+    Operands: the pairs; the words; their bytes of `high` as 16 bits, twice; scale and, where affine, minimum, f16 pairs. Where blocks are of
+    256 values instead of these the block's two f16, and the numbers of the sub-blocks that the words lie in, both once for either word.
     """
-    names = iter(f"${i}" for i in range(form.fields * PAIRS, 999))
-
-    def take(registers: int) -> list[str]:
-        return [next(names) for _ in range(registers)]
-
-    words, highs = take(PAIRS), take(PAIRS // 2 if form.high else 0)
-    scales = take(0 if form.sub else PAIRS)
-    minima = take(PAIRS if form.affine and not form.sub else 0)
-    both, subs = take(2 * PAIRS if form.sub else 0), take(2 * PAIRS if form.sub else 0)
+    names = iter(f"${i}" for i in range(form.fields, 99))
+    word = next(names)
     lines = ["{ .reg .b32 c<8>, h, t, u, s<4>, m<4>, d, e, k, a, b; .reg .b16 x, y;", f"mov.b32 k, {ONES};"]
+    if form.high:
+        lines.append(f"prmt.b32 h, {_twice(names)}, k, 0x5150;")
+    lines += _codes(form, word, at)
     if form.sub:
-        lines += [f"mov.b32 {{x, y}}, {both[0]};", "mov.b32 d, {x, x};", "mov.b32 e, {y, y};"]
-    groups = max(1, form.tile // form.group // PAIRS)  # of a pair
-    for pair in range(PAIRS):
-        lines += _codes(form, pair, words[pair], highs, at)
-        if form.sub:
-            lines += _sub_scales(form, pair, groups, subs)
-        for field in range(form.fields):
-            out, group = f"${field * PAIRS + pair}", field * groups // form.fields
-            scale = f"s{group}" if form.sub else scales[pair]
-            if form.affine:
-                lines.append(f"fma.rn.f16x2 {out}, c{field}, {scale}, {f'm{group}' if form.sub else minima[pair]};")
-            else:
-                lines.append(f"mul.rn.f16x2 {out}, c{field}, {scale};")
+        both, numbers = _twice(names), _twice(names)
+        lines += [f"mov.b32 {{x, y}}, {both};", "mov.b32 d, {x, x};", "mov.b32 e, {y, y};"]
+        lines += _sub_scales(form, numbers)
+    else:
+        lines.append(f"mov.b32 s0, {next(names)};")
+        lines += [f"mov.b32 m0, {next(names)};"] if form.affine else []
+    for field in range(form.fields):
+        group = field * 8 // min(form.group, 8 * form.fields)
+        if form.affine:
+            lines.append(f"fma.rn.f16x2 ${field}, c{field}, s{group}, m{group};")
+        else:
+            lines.append(f"mul.rn.f16x2 ${field}, c{field}, s{group};")
     return "\n".join([*lines, "}"])
 
 
 @triton.constexpr_function
-def _codes(form: Form, pair: int, word: str, highs: list[str], at: int) -> list[str]:
+def _twice(names: Iterator[str]) -> str:
+    return (next(names), next(names))[0]
+
+
+@triton.constexpr_function
+def _codes(form: Form, word: str, at: int) -> list[str]:
     """c0, c1 ...: of every field the levels of both words, exactly. Bits under the exponent of 1024 are that much more than they mean."""
     if form.book:
         return _book(form, word)
@@ -94,8 +88,6 @@ def _codes(form: Form, pair: int, word: str, highs: list[str], at: int) -> list[
             lines += [f"prmt.b32 t, {word}, k, {order:#x};", f"add.rn.f16x2 c{field}, t, a;"]
         return lines
     lines = []
-    if form.high:
-        lines.append(f"prmt.b32 h, {highs[pair // 2]}, k, {0x5150 if pair % 2 == 0 else 0x5352:#x};")
     apart = 8 // form.low
     for field in range(form.fields):
         if field == apart:
@@ -122,27 +114,20 @@ def _masked(to: str, source: str, bits: int, shift: int) -> str:
 
 
 @triton.constexpr_function
-def _sub_scales(form: Form, pair: int, groups: int, subs: list[str]) -> list[str]:
-    """s0, s1 ... and m0, m1 ...: the scales and minima of a pair's groups, rounded once, from the block's d and e."""
-
-    def byte(number: int) -> str:
-        apart = len(subs) // (form.subs // 4)  # registers of the same four numbers
-        return f"prmt.b32 t, {subs[number // 4 * apart]}, k, {0x5050 + number % 4 * 0x0101:#x};"
-
-    lines = []
-    for group in range(groups):
-        number = pair * groups + group
-        lines.append(byte(number))
-        if form.affine and form.sub == 16:
-            lines += [_masked("u", "t", 4, 4), f"mov.b32 a, {half(1 / 16)};", f"mov.b32 b, {half(-64.0)};"]
-            lines += ["fma.rn.f16x2 u, u, a, b;", f"mul.rn.f16x2 m{group}, u, e;", _masked("t", "t", 4, 0)]
-        lines += [
-            f"mov.b32 a, {half(-1024.0 - form.sub_zero)};",
-            "add.rn.f16x2 t, t, a;",
-            f"mul.rn.f16x2 s{group}, t, d;",
-        ]
-        if form.affine and form.sub == 32:
-            lines += [byte(PAIRS * groups + number), "add.rn.f16x2 t, t, a;", f"mul.rn.f16x2 m{group}, t, e;"]
+def _sub_scales(form: Form, numbers: str) -> list[str]:
+    """s0, s1 ... and m0, m1 ...: the scales and minima of the words' sub-blocks, rounded once, from the block's d and e."""
+    lines = [f"mov.b32 a, {half(-1024.0 - form.sub_zero)};"]
+    apart = form.affine and form.sub == 32  # minima have bytes of their own, each behind its scale's
+    for group in range(form.numbers // (1 + apart)):
+        order = 0x5050 + group * (1 + apart) * 0x0101
+        lines.append(f"prmt.b32 t, {numbers}, k, {order:#x};")
+        if form.affine and not apart:
+            lines += [_masked("u", "t", 4, 4), _masked("t", "t", 4, 0), f"mov.b32 b, {half(1 / 16)};"]
+            lines += [f"mov.b32 m{group}, {half(-64.0)};", f"fma.rn.f16x2 u, u, b, m{group};"]
+        elif apart:
+            lines += [f"prmt.b32 u, {numbers}, k, {order + 0x0101:#x};", "add.rn.f16x2 u, u, a;"]
+        lines += ["add.rn.f16x2 t, t, a;", f"mul.rn.f16x2 s{group}, t, d;"]
+        lines += [f"mul.rn.f16x2 m{group}, u, e;"] if form.affine else []
     return lines
 
 
@@ -171,8 +156,8 @@ def _book(form: Form, word: str) -> list[str]:
 
 @triton.constexpr_function
 def constraints(form: Form) -> str:
-    numbers = 4 * PAIRS if form.sub else (1 + form.affine) * PAIRS
-    return ",".join(["=r"] * (form.fields * PAIRS) + ["r"] * (PAIRS + (PAIRS // 2 if form.high else 0) + numbers))
+    numbers = 4 if form.sub else 1 + form.affine
+    return ",".join(["=r"] * form.fields + ["r"] * (1 + 2 * (form.high > 0) + numbers))
 
 
 @triton.jit
@@ -191,13 +176,13 @@ def _scales(planes, block, at, mask, FORM: tl.constexpr):
     if FORM.sub > 0:
         scale = tl.load(planes[2] + 2 * block, mask=mask, other=0).to(tl.float32)
         minimum = tl.load(planes[2] + 2 * block + 1, mask=mask, other=0).to(tl.float32)
-        first = at // (FORM.tile // FORM.group) * FORM.subs + at % (FORM.tile // FORM.group)
-        sub = tl.load(planes[4] + first, mask=mask, other=0).to(tl.int32)
-        if FORM.affine and FORM.sub == 16:
+        APART: tl.constexpr = FORM.affine and FORM.sub == 32
+        sub = tl.load(planes[4] + at * (1 + APART), mask=mask, other=0).to(tl.int32)
+        if APART:
+            minimum *= tl.load(planes[4] + at * 2 + 1, mask=mask, other=0).to(tl.float32)
+        elif FORM.affine:
             minimum *= (sub >> 4).to(tl.float32)
             sub = sub & 15
-        elif FORM.affine:
-            minimum *= tl.load(planes[4] + first + FORM.tile // FORM.group, mask=mask, other=0).to(tl.float32)
         return scale * (sub - FORM.sub_zero).to(tl.float32), minimum
     else:
         scale = _f32(tl.load(planes[2] + at, mask=mask, other=0), FORM)
@@ -246,6 +231,12 @@ def _over_lanes(numbers, BN: tl.constexpr, FORM: tl.constexpr):
 
 
 @triton.jit
+def _halves(four):
+    """Four bytes as twice two, in the lower half of a register."""
+    return tl.join(four, four >> 16)
+
+
+@triton.jit
 def tile(
     planes, k, HALF: tl.constexpr, n, nm, N, BN: tl.constexpr, FORM: tl.constexpr, POLICY: tl.constexpr, INTERPRET: tl.constexpr
 ):  # fmt: skip
@@ -261,16 +252,20 @@ def tile(
         inputs = (low,)
         if FORM.high > 0:
             step = (k // FORM.depth).to(tl.int64) * N + n
-            eights = tl.max_contiguous(word, (1, 8))  # or else threads take 16 bytes, and hand every second one on
-            high = tl.load(planes[1] + step[:, None] * 32 + eights, mask=mask, other=0, eviction_policy=POLICY)
-            inputs = inputs + (high,)  # noqa: RUF005
+            four = step[:, None] * 8 + tl.arange(0, 8)[None, :]
+            high = tl.load(planes[1].to(tl.pointer_type(tl.int32)) + four, mask=mask, other=0, eviction_policy=POLICY)
+            inputs = inputs + (tl.reshape(tl.broadcast_to(_halves(high)[:, :, :, None], (BN, 8, 2, 2)), (BN, 32)),)  # noqa: RUF005
         if FORM.sub > 0:
             block = (k // FORM.block).to(tl.int64) * N + n
             both = tl.load(planes[2].to(tl.pointer_type(tl.int32)) + block[:, None], mask=mask, other=0)
-            FOURS: tl.constexpr = FORM.subs // 4
-            four = row[:, None] * FOURS + tl.arange(0, FOURS)[None, :]
-            subs = tl.load(planes[4].to(tl.pointer_type(tl.int32)) + four, mask=mask, other=0)
-            inputs = inputs + (_over_lanes(both, BN, FORM), _over_lanes(subs, BN, FORM))  # noqa: RUF005
+            four = row[:, None] * FORM.numbers + tl.arange(0, FORM.numbers)[None, :]
+            numbers = tl.load(planes[4].to(tl.pointer_type(tl.int32)) + four, mask=mask, other=0)
+            if FORM.numbers == 1:
+                numbers = tl.join(_halves(numbers), _halves(numbers >> 8))
+            elif FORM.numbers == 2:
+                numbers = _halves(numbers)
+            numbers = tl.reshape(numbers, (BN, 4))
+            inputs = inputs + (_over_lanes(both, BN, FORM), _over_lanes(numbers, BN, FORM))  # noqa: RUF005
         else:
             GROUPS: tl.constexpr = FORM.tile // FORM.group
             at = row[:, None] * GROUPS + tl.arange(0, GROUPS)[None, :]
@@ -288,20 +283,19 @@ def tile(
 def _pairs(inputs, HALF: tl.constexpr, FORM: tl.constexpr):
     """f16 [BN, words] of each field."""
     ASM: tl.constexpr = assembly(FORM, HALF)
-    PACK: tl.constexpr = words_at_once()
     if FORM.fields == 2:
         return tl.inline_asm_elementwise(
-            ASM, constraints(FORM), inputs, dtype=(tl.float16, tl.float16), is_pure=True, pack=PACK
+            ASM, constraints(FORM), inputs, dtype=(tl.float16, tl.float16), is_pure=True, pack=2
         )
     elif FORM.fields == 4:
         return tl.inline_asm_elementwise(
-            ASM, constraints(FORM), inputs, dtype=(tl.float16, tl.float16, tl.float16, tl.float16), is_pure=True, pack=PACK
+            ASM, constraints(FORM), inputs, dtype=(tl.float16, tl.float16, tl.float16, tl.float16), is_pure=True, pack=2
         )  # fmt: skip
     else:
         return tl.inline_asm_elementwise(
             ASM, constraints(FORM), inputs,
             dtype=(tl.float16, tl.float16, tl.float16, tl.float16, tl.float16, tl.float16, tl.float16, tl.float16),
-            is_pure=True, pack=PACK,
+            is_pure=True, pack=2,
         )  # fmt: skip
 
 

@@ -5,12 +5,14 @@ Run by test_linear; with arguments, `compile_linear.py TYPE ROWS COLUMNS K`, it 
 
 from __future__ import annotations
 
+import itertools
+import re
 import sys
 
 import numpy as np
 import triton
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.compiler import ASTSource, CompiledKernel
 
 from power_lab.kernels.quants import QuantType, row_bytes
 from power_lab.kernels.triton import linear
@@ -24,9 +26,14 @@ POINTERS = {np.int16: "*i16", np.uint8: "*u8", np.int8: "*i8", np.float16: "*fp1
 ALIGNED = [["tt.divisibility", 16]]
 
 
+def operand(type: QuantType) -> str:
+    """What matrices of a type are multiplied by, in Triton's words; F16 stands for plain values beside stored codes."""
+    return "bf16" if type == QuantType.BF16 else "fp16"
+
+
 def signature(type: QuantType) -> tuple[str, ...]:
     if type not in FORMS:
-        return "*bf16", "i32"
+        return f"*{operand(type)}", "i32"
     planes = repack(type, 1, 256, np.zeros(row_bytes(type, 256), np.uint8))
     return *(POINTERS[planes.get(name, planes["codes"]).dtype.type] for name in PLANES), "i32"
 
@@ -43,8 +50,8 @@ def compiled(
         "EVEN": cols % s.bk == 0, "STREAM": rows <= s.bm, "BAND": linear.BAND, "AHEAD": s.ahead, "PDL": True, "INTERPRET": False,
     }  # fmt: skip
     types: dict[str, object] = {
-        "X": "*bf16" if type not in FORMS else "*fp16", "weights": weights, "Out": ("*bf16" if type not in FORMS else "*fp16") if activation else "*fp32", "Bias": "*fp32", "Partials": "*fp32",
-        "Counters": "*i32", "R": "i32", "K": "i32", "columns": "i32", "pitch": "i32", "span": "i32",
+        "X": f"*{operand(type)}", "weights": weights, "Out": f"*{operand(type)}" if activation else "*fp32", "Bias": "*fp32",
+        "Partials": "*fp32", "Counters": "*i32", "R": "i32", "K": "i32", "columns": "i32", "pitch": "i32", "span": "i32",
     }  # fmt: skip
     aligned = {(i,): ALIGNED for i in (0, 2, 3, 4, 5, 7, 8, 9, 10)}
     aligned |= {(1, w, i): ALIGNED for w, items in enumerate(weights) for i in range(len(items))}
@@ -56,19 +63,31 @@ def compiled(
     assert s.bn < 64 or "wgmma.mma_async" in kernel.asm["ptx"], (
         f"{type.name} {s}: not the matrix unit's own instructions"
     )
+    check_pairs(kernel)
     return resources(kernel)
 
 
-def compiled_wide(columns: int, rows: int, splits: int, activation: int, held: bool) -> tuple[int, int, int]:
+def check_pairs(kernel: CompiledKernel) -> None:
+    """Words that are unpacked together are neighbours of one row: the first step from register to register is one column."""
+    code = kernel.asm["ttgir"]
+    layouts = dict(re.findall(r"^(#\w+) = (.*)$", code, re.MULTILINE))
+    for name in re.findall(r"packed_element = 2 .*? : tensor<\w+, (#\w+)>", code):
+        found = re.search(r"register = \[\[0, 1\]|sizePerThread = \[1, (?:2|4|8|16)\].*order = \[1, 0\]", layouts[name])
+        assert found, f"words in other places than their assembly expects: {layouts[name]}"
+
+
+def compiled_wide(
+    type: QuantType, columns: int, rows: int, splits: int, activation: int, held: bool
+) -> tuple[int, int, int]:
     """As `compiled`, of a product of many rows."""
     bn, bm, bk, warps, stages = linear.tiling(rows, columns, activation > 0, held)
     constants = {
         "BN": bn, "BM": bm, "BK": bk, "SPLITS": splits, "HELD": held, "ACTIVATION": activation, "BIASED": False, "BAND": linear.BAND,
         "PDL": True, "INTERPRET": False,
     }  # fmt: skip
-    tile = f"tensordesc<bf16[{bn},{bk}]>"
+    tile = f"tensordesc<{operand(type)}[{bn},{bk}]>"
     types = {
-        "X": f"tensordesc<bf16[{bm},{bk}]>", "one": tile, "two": tile, "Out": "*bf16" if activation else "*fp32",
+        "X": f"tensordesc<{operand(type)}[{bm},{bk}]>", "one": tile, "two": tile, "Out": f"*{operand(type)}" if activation else "*fp32",
         "Bias": "*fp32", "R": "i32", "N": "i32", "K": "i32", "pitch": "i32", "span": "i32",
     }  # fmt: skip
     source = ASTSource(
@@ -90,16 +109,16 @@ def main() -> None:
             print(type.name, rows, columns, cols, activation, linear.shape(columns, cols, type, activation > 0, rows))
             print("shared bytes, registers, stack bytes:", *compiled(type, rows, columns, cols, activation))
         return
-    for case in (
+    for type, case in itertools.product((QuantType.BF16, QuantType.F16), (
         (4096, 512, 1, 0, False), (1024, 512, 1, 1, False), (4096, 4096, 4, 0, False), (6144, 4096, 1, 0, False),
         (12288, 4096, 1, 1, False), (4096, 4096, 8, 0, True), (12288, 4096, 4, 1, True),
-    ):  # fmt: skip
-        shared, registers, stack = compiled_wide(*case)
-        print("wide", case, shared, registers, stack, flush=True)
+    )):  # fmt: skip
+        shared, registers, stack = compiled_wide(type, *case)
+        print("wide", type.name, case, shared, registers, stack, flush=True)
         assert shared <= SHARED, f"wide {case}: {shared} bytes of shared memory"
         between = 256 if case[2] > 1 and not case[4] else 0  # splits, where sums are read back
         assert stack <= between, f"wide {case}: {stack} bytes of registers spilled"
-    for type in (QuantType.BF16, *FORMS):
+    for type in (QuantType.BF16, QuantType.F16, *FORMS):
         cases = [(16, 12288, 4096, 1, 1), (128, 4096, 4096, 0, 1)]
         if type in (QuantType.BF16, QuantType.Q4_K):
             cases += [

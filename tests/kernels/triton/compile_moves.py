@@ -5,6 +5,7 @@ Fails where a kernel spills, writes before it has waited, or sums squares in ano
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable
 from typing import Any
@@ -55,28 +56,30 @@ def sums(kernel: CompiledKernel) -> list[str]:
     return [layouts[name] for name in re.findall(r"^\s*\}\) : \(tensor<\d+xf32, (#\w+)>\) -> f32", code, re.MULTILINE)]
 
 
-def launched(compiled: Compiled, ops: DryOps, width: int, layers: int) -> tuple[list[CompiledKernel], list[str]]:
-    """What a drafter of this width launches, and the order of the sums of squares of a layer's norm, whose result is bf16."""
+def launched(
+    compiled: Compiled, ops: DryOps, width: int, layers: int, operand: str
+) -> tuple[list[CompiledKernel], list[str]]:
+    """What a drafter of this width launches, and the order of the sums of squares of a layer's norm, whose result is an operand."""
     empty: Callable[..., Array] = ops.empty
     x, delta, post = empty((8, width), "float32"), empty((8, width), "float32"), empty((width,), "float32")
     before = len(compiled.kernels)
-    ops.add_rms_norm(x, delta, post, post, 1e-5, empty((8, width), "bfloat16"))
+    ops.add_rms_norm(x, delta, post, post, 1e-5, empty((8, width), operand))
     orders = [sum for kernel in compiled.kernels[before:] for sum in sums(kernel)]
     before = len(compiled.kernels)
-    table, slots = empty((1000, layers * width), "bfloat16"), empty((8,), "int64")
+    table, slots = empty((1000, layers * width), operand), empty((8,), "int64")
     for tapped in ((x, None, None), (x, delta, None), (x, delta, post)):
         for places in (None, slots):
             ops.tap(*tapped, 1e-5, table, width, places)
-    ops.take(table, slots, empty((8, layers * width), "bfloat16"))
-    ids, both = empty((8,), "int32"), empty((8, 2 * width), "bfloat16")
-    weights = ops.weight(QuantType.F32, 1000, width, np.zeros((1000, width), np.float32))
-    for states, places in ((x, None), (empty((1000, width), "bfloat16"), slots)):
+    ops.take(table, slots, empty((8, layers * width), operand))
+    ids, both = empty((8,), "int32"), empty((8, 2 * width), operand)
+    weights = ops.weight(QuantType.F32, 1000, width, np.zeros((1000, width), np.float32), operand)
+    for states, places in ((x, None), (empty((1000, width), operand), slots)):
         ops.merge(weights, ids, 1.0, ids, post, states, places, post, 1e-5, both)
     ops.scatter_columns(empty((8, 16384), "float32"), empty((16384,), "int32"), empty((8, 49152), "float32"))
     ops.add_rms_norm(empty((8, 49152), "float32"), empty((8, 49152), "float32"), None, None, 0.0, x)
     coef, base, previous = empty((8, width // 4), "float32"), empty((2, 2, width), "float32"), empty((8,), "int32")
-    narrow = empty((8, width), "bfloat16")
-    ops.dynamic_conv(narrow, coef, base, 0, previous, empty((8, width), "bfloat16"))
+    narrow = empty((8, width), operand)
+    ops.dynamic_conv(narrow, coef, base, 0, previous, empty((8, width), operand))
     ops.dynamic_conv(x, coef, base, 1, previous, delta)
     batch = Batch(previous, previous, slots, previous, empty((9, 130), "int32"), previous, slots)
     onward, marks = Onward(empty((9, 3), "int32"), empty((9,), "int32"), previous), empty((9, 2), "int64")
@@ -92,8 +95,8 @@ def launched(compiled: Compiled, ops: DryOps, width: int, layers: int) -> tuple[
 def main() -> None:
     with Compiled() as compiled:
         ops = DryOps()
-        for width in WIDTHS:
-            kernels, orders = launched(compiled, ops, width, 4)
+        for width, operand in itertools.product(WIDTHS, ("bfloat16", "float16")):
+            kernels, orders = launched(compiled, ops, width, 4, operand)
             for kernel in kernels:
                 check(kernel)
             found = [sum for kernel in kernels for sum in sums(kernel) if kernel.metadata.name == "_tap"]

@@ -12,7 +12,7 @@ from power_lab.kernels import reference
 from power_lab.kernels.ops import BLOCK, Batch
 from power_lab.kernels.quants import QuantType
 from power_lab.kernels.triton import attention, embed, linear, logprobs, moves, rope
-from tests.kernels.triton.matrices import weight
+from tests.kernels.triton.matrices import rounded, weight
 from tests.kernels.triton.sampling import Row, draw, scores
 from tests.kernels.triton.test_linear import WORK, activations, assert_close, poison
 from tests.kernels.triton.test_norm import normal
@@ -26,13 +26,10 @@ NONE = torch.empty(0, dtype=torch.int32)
 @pytest.mark.parametrize("rows", [1, 19, 130])
 def test_products_of_little_depth_and_width(type: QuantType, n: int, k: int, rows: int) -> None:
     stored, values = weight(type, n, k)
-    x, out = activations(rows, k), poison(rows + 1, n)
-    linear.linear(x, (stored,), out[:rows], WORK)
-    wide = (
-        rows > 128 and type == QuantType.Q8_0
-    )  # codes are rounded to bf16; the interpreter cuts off what does not fit
-    values, error = (values.bfloat16().float(), 2**-8) if wide else (values, 1e-5)
-    assert_close(out[:rows], reference.linear(x, values), reference.linear(x.abs(), values.abs()), error)
+    (given, x), out = activations(rows, k, type), poison(rows + 1, n)
+    linear.linear(given, (stored,), out[:rows], WORK)
+    want = reference.linear(x, rounded(values, type))
+    assert_close(out[:rows], want, reference.linear(x.abs(), values.abs()))
     assert out[rows].isnan().all()
 
 

@@ -109,9 +109,7 @@ def test_gate_up(type: QuantType, activation: Activation, rows: int) -> None:
     (given, x), out = activations(rows, 96, type), poison(rows, 70)
     kernels.gate_up(given, gate, up, out, WORK, activation)
     want = reference.gate_up(x, rounded(gate_values, type), rounded(up_values, type), activation)
-    assert_close(
-        out, want, reference.linear(x.abs(), gate_values.abs()) * reference.linear(x.abs(), up_values.abs())
-    )
+    assert_close(out, want, reference.linear(x.abs(), gate_values.abs()) * reference.linear(x.abs(), up_values.abs()))
 
 
 @pytest.mark.parametrize("rows", [2, 130])

@@ -51,9 +51,10 @@ def values_of(type: QuantType, planes: dict[str, np.ndarray], cols: int) -> np.n
     minimum = blocks("minimum").astype(one) if form.affine else None
     if form.sub:
         place = k % form.tile // form.group
-        subs = planes["subs"][k // form.tile, :, place].T.astype(int)
-        if minimum is not None and form.sub == 32:
-            minimum = minimum * planes["subs"][k // form.tile, :, form.tile // form.group + place].T.astype(one)
+        apart = 2 if form.affine and form.sub == 32 else 1  # minima behind their scales
+        subs = planes["subs"][k // form.tile, :, place * apart].T.astype(int)
+        if minimum is not None and apart == 2:
+            minimum = minimum * planes["subs"][k // form.tile, :, place * 2 + 1].T.astype(one)
         elif minimum is not None:
             minimum, subs = minimum * (subs >> 4).astype(one), subs & 15
         scale = scale * (subs - (0 if form.affine else 128)).astype(one)

@@ -91,33 +91,30 @@ def test_values_are_rounded_once_and_so_are_scales_of_sub_blocks(type: QuantType
 
 def unpacked(type: QuantType, planes: dict[str, np.ndarray]) -> np.ndarray:
     """f16 [ROWS, COLS], as a program's threads unpack them."""
-    form, pairs = FORMS[type], unpack.PAIRS
+    form = FORMS[type]
     got = np.zeros((ROWS, COLS), np.uint16)
-    for row, tile, lane, piece in np.ndindex(ROWS, COLS // form.tile, 4, form.words // (8 * pairs)):
+    for row, tile, lane, pair in np.ndindex(ROWS, COLS // form.tile, 4, form.words // 8):
         at, step = tile % (form.depth // form.tile), tile * form.tile // form.depth
-        first = lane * form.words // 4 + piece * 2 * pairs
-        words = slice(first, first + 2 * pairs)
-        inputs = list(planes["codes"][tile, row, words].copy().view(np.uint32))
+        k = tile * form.tile + pair * 8 * form.fields + 2 * lane
+        words = slice(lane * form.words // 4 + 2 * pair, lane * form.words // 4 + 2 * pair + 2)
+        inputs = [planes["codes"][tile, row, words].copy().view(np.uint32)[0]]
         if form.high:
-            inputs += list(planes["high"][step, row, words].copy().view(np.uint32))
+            inputs += [int(planes["high"][step, row, words].copy().view(np.uint16)[0]) | 0xABCD0000] * 2
         if form.sub:
-            block = planes["scale"][tile * form.tile // form.block, row].copy().view(np.uint32)
-            subs = planes["subs"][tile, row].copy().view(np.uint32)
-            inputs += [*block.repeat(2 * pairs), *subs.repeat(2 * pairs // len(subs))]
+            numbers = planes["subs"][tile, row, pair * form.numbers : (pair + 1) * form.numbers].tolist()
+            inputs += [planes["scale"][k // form.block, row].copy().view(np.uint32)[0]] * 2
+            inputs += [int.from_bytes(bytes([*numbers, 0xAB, 0xCD, 0xEF][:4]), "little")] * 2
         else:
             for name in ("scale", "minimum") if form.affine else ("scale",):
-                scales = planes[name][tile, row]
-                if form.exponent:
-                    scales = np.ldexp(np.float32(1), scales.astype(np.int32) - 128)
-                scales = scales.astype(np.float16).view(np.uint16).astype(np.uint32) * 0x00010001
-                inputs += list(scales.repeat(form.words // 8 // len(scales))[piece * pairs : (piece + 1) * pairs])
-        registers = {f"${form.fields * pairs + i}": int(number) for i, number in enumerate(inputs)}
-        assert len(inputs) + form.fields * pairs == len(unpack.constraints(form).split(","))
+                scale = planes[name][tile, row, k % form.tile // form.block]
+                half = np.float16(np.ldexp(1.0, int(scale) - 128) if form.exponent else scale)
+                inputs.append(int(half.view(np.uint16)) * 0x00010001)
+        registers = {f"${form.fields + i}": int(number) for i, number in enumerate(inputs)}
+        assert len(inputs) + form.fields == len(unpack.constraints(form).split(","))
         run(unpack.assembly(form, at), registers)
-        for pair, field in np.ndindex(pairs, form.fields):
-            k = tile * form.tile + 8 * ((piece * pairs + pair) * form.fields + field) + 2 * lane
-            both = registers[f"${field * pairs + pair}"]
-            got[row, k : k + 2] = both & 0xFFFF, both >> 16
+        for field in range(form.fields):
+            both = registers[f"${field}"]
+            got[row, k + 8 * field : k + 8 * field + 2] = both & 0xFFFF, both >> 16
     return got.view(np.float16)
 
 
@@ -127,9 +124,8 @@ def grouped(type: QuantType, planes: dict[str, np.ndarray]) -> tuple[np.ndarray,
     if not form.sub:
         return tuple(np.ones((ROWS, COLS // form.group), np.float32) for _ in range(2))  # type: ignore[return-value]
     blocks = planes["scale"].transpose(1, 0, 2).repeat(form.block // form.group, axis=1).astype(np.float32)
-    subs = planes["subs"].transpose(1, 0, 2)
-    count = form.tile // form.group
-    scales, minima = subs[:, :, :count].reshape(ROWS, -1), subs[:, :, -count:].reshape(ROWS, -1)
+    subs = planes["subs"].transpose(1, 0, 2).reshape(ROWS, -1)
+    scales, minima = (subs[:, 0::2], subs[:, 1::2]) if form.affine and form.sub == 32 else (subs, subs)
     if form.affine and form.sub == 16:
         scales, minima = scales & 15, minima >> 4
     minimum = blocks[:, :, 1] * minima.astype(np.float32)
