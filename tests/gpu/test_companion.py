@@ -12,7 +12,8 @@ from power_lab.kernels import reference
 from power_lab.kernels.ops import BLOCK, Batch
 from power_lab.kernels.quants import QuantType
 from power_lab.kernels.triton import attention, conv, embed, linear, logprobs, moves, norm, rope, sample
-from tests.kernels.triton.matrices import weight
+from power_lab.kernels.triton.operand import WHOLE, narrow
+from tests.kernels.triton.matrices import operand, rounded, weight
 from tests.kernels.triton.sampling import Row, controls, scores
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
@@ -59,12 +60,12 @@ def test_taps_have_the_bits_that_the_norm_reads(width: int, parts: str) -> None:
     summed, normed = x.clone(), poison(300, width, kind=torch.bfloat16)
     if parts != "x":
         norm.norm(summed, *given, post, 1e-5, normed)
-    for kind in (torch.float32, torch.bfloat16):
+    for kind in (torch.float32, torch.bfloat16, torch.float16):
         out, want = poison(400, 3 * width, kind=kind), poison(400, 3 * width, kind=kind)
         kept = [row for row in range(300) if row not in (7, 8)]
-        want[slots[kept], width : 2 * width] = summed[kept].to(kind)
+        want[slots[kept], width : 2 * width] = narrow(summed[kept], kind)
         moves.tap(x, *given, 1e-5, out, width, slots)
-        if kind == torch.bfloat16 or parts != "post":  # what is written decides how threads share the squares
+        if kind != torch.float32 or parts != "post":  # what is written decides how threads share the squares
             assert same(out, want)
         else:
             torch.testing.assert_close(out, want, rtol=1e-6, atol=1e-6, equal_nan=True)
@@ -76,7 +77,7 @@ def test_taps_have_the_bits_that_the_norm_reads(width: int, parts: str) -> None:
         assert same(alone[0], plain[100])
 
 
-@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("width", [40, 576, 2304])
 def test_rows_are_taken(width: int, kind: torch.dtype) -> None:
     table, out = normal(1000, width).to(kind), poison(515, width, kind=kind)
@@ -106,15 +107,17 @@ def test_logits_of_some_tokens_among_those_of_all(number: int, vocabulary: int, 
 def test_convolutions(width: int, groups: int, taps: int, side: int) -> None:
     x, coef, base = normal(128, width), normal(128, 2 * taps * groups, seed=1), normal(2, taps, width, seed=2)
     before = whole([r - 1 if r % 16 else -1 for r in range(128)])
-    for given in (x, x.bfloat16()):
-        out = poison(129, width)
+    for kind in (torch.float32, torch.bfloat16, torch.float16):
+        given, out = narrow(x, kind), poison(129, width)
         conv.dynamic_conv(given, coef, base, side, before, out[:128])
-        want = reference.dynamic_conv(given.cpu(), coef.cpu(), base.cpu(), side, before.tolist())
+        meant = given.float() * (WHOLE.value if kind == torch.float16 else 1)
+        want = reference.dynamic_conv(meant.cpu(), coef.cpu(), base.cpu(), side, before.tolist())
         torch.testing.assert_close(out[:128].double().cpu(), want, rtol=1e-5, atol=1e-5)
         assert out[128].isnan().all()
-        narrow = poison(128, width, kind=torch.bfloat16)
-        conv.dynamic_conv(given, coef, base, side, before, narrow)
-        assert same(narrow, out[:128].bfloat16())
+        for other in (torch.bfloat16, torch.float16):
+            few = poison(128, width, kind=other)
+            conv.dynamic_conv(given, coef, base, side, before, few)
+            assert same(few, narrow(out[:128], other))
         part, alone = slice(48, 64), poison(16, width)
         conv.dynamic_conv(given[part], coef[part], base, side, before[:16], alone)
         assert same(alone, out[part])
@@ -129,20 +132,20 @@ def test_convolutions(width: int, groups: int, taps: int, side: int) -> None:
 @pytest.mark.parametrize(("n", "k"), [(SAID, 32), (SAID, 64), (1, 608), (1, 576), (1, 32)])
 def test_products_of_little_depth_and_width(type: QuantType, n: int, k: int) -> None:
     stored, values = weight(type, n, k, device="cuda")
-    work, x, out = linear.Workspace.on("cuda"), normal(300, k).bfloat16(), poison(301, n)
+    work, (x, meant), out = linear.Workspace.on("cuda"), operand(normal(300, k), type), poison(301, n)
     linear.linear(x, (stored,), out[:300], work)
-    want = x.double() @ values.bfloat16().double().T
-    size = x.double().abs() @ values.bfloat16().double().abs().T
+    want = meant.double() @ rounded(values, type).double().T
+    size = meant.double().abs() @ values.double().abs().T
     assert ((out[:300] - want).abs() <= 1e-5 * size + 1e-6).all() and out[300].isnan().all()
     for rows in (1, 8, 16, 128):
         alone = poison(rows, n)
         linear.linear(x[100 : 100 + rows], (stored,), alone, work)
         assert same(alone, out[100 : 100 + rows])
-    narrow, wide = poison(3, k, kind=torch.bfloat16), poison(3, k)
+    few, wide = poison(3, k, kind=x.dtype), poison(3, k)
     ids = whole([n - 1, 0, n // 2])
-    embed.embed(stored, ids, narrow)
+    embed.embed(stored, ids, few)
     embed.embed(stored, ids, wide)
-    assert torch.equal(wide, values[ids.long()]) and same(narrow, wide.bfloat16())
+    assert torch.equal(wide, values[ids.long()]) and same(few, narrow(wide, x.dtype))
 
 
 def test_sums_alone_of_wide_rows() -> None:

@@ -122,8 +122,8 @@ def attention(
     """Causal grouped-query attention of each row over positions 0..positions[r], as in `Ops.attention`.
 
     qkv f32 [R, q_heads * head_dim or more]: bf16 queries in it, as `rope.rope_write` leaves them. keys and values as made by
-    `rope.kv_cache`. out f32 or an operand [R, q_heads * head_dim]. scratch f32, of at least `scratch_floats` values. scale and temperatures are
-    positive.
+    `rope.kv_cache`. out f32 or an operand [R, q_heads * head_dim]. scratch f32, of at least `scratch_floats` values. scale and
+    temperatures are positive.
     cut: a plan other than `plan`'s, to measure it. sinks: f32 [q_heads].
     """
     rows, pages = qkv.shape[0], batch.tables.shape[1]

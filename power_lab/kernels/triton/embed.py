@@ -48,7 +48,8 @@ def embed(
 ) -> None:
     """out[r] = scale * table[ids[r]], where an id i below 0 stands for drawn[-i - 1].
 
-    ids int32 [R], out f32 or an operand [R, K], drawn int32 [any], the tokens of the step before. A row whose id is not in the table becomes NaN.
+    ids int32 [R], out f32 or an operand [R, K], drawn int32 [any], the tokens of the step before. A row whose id is not in the table
+    becomes NaN.
     """
     if out.shape != (len(ids), table.cols):
         raise ValueError(f"shape of the result is {list(out.shape)}, expected {[len(ids), table.cols]}")

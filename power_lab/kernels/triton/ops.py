@@ -51,7 +51,7 @@ from power_lab.kernels.triton import (
     sample,
 )
 from power_lab.kernels.triton.host import Arriving, Pinned
-from power_lab.kernels.triton.operand import WHOLE, narrow
+from power_lab.kernels.triton.operand import LARGEST, WHOLE, narrow
 
 DOMAIN = "power-lab/arithmetic/triton/1"
 PINNED = 1 << 20  # bytes of an array up to which its copy to the device is not waited for
@@ -224,10 +224,9 @@ class TritonOps:
                 tensors["values"] = values.to(getattr(torch, operand))
                 held = planes.PLAIN_OF[operand]
                 if operand == "float16" and bool((tensors["values"].isinf() & values.isfinite()).any()):
-                    message = f"Weights of type {type.name} and shape [{rows}, {cols}] exceed 65,504."
-                    raise ModelFileError(
-                        message, 'Beside quantised weights they are computed on as f16. Use device="cpu".'
-                    )
+                    raise _too_large(type, rows, cols)
+            elif planes.bound(held, parts) > LARGEST.value:
+                raise _too_large(type, rows, cols)
         return Weight(type, rows, cols, planes.DeviceWeight(held, rows, cols, tensors), operand)
 
     def vector(self, type: QuantType, host: np.ndarray) -> Array:
@@ -463,6 +462,11 @@ _write = rope.rope_write
 def _narrow(x: Array, weight: Weight) -> Array:
     """What linears read. Models without a norm before a part hand on the residual stream itself."""
     return narrow(x, getattr(torch, weight.operand)) if x.dtype == torch.float32 else x
+
+
+def _too_large(type: QuantType, rows: int, cols: int) -> ModelFileError:
+    message = f"Weights of type {type.name} and shape [{rows}, {cols}] may exceed 65,504."
+    return ModelFileError(message, 'Quantised weights, and those beside them, are f16 on a GPU. Use device="cpu".')
 
 
 def _digest(device: torch.device) -> str:

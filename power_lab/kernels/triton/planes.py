@@ -171,6 +171,20 @@ def at_load(
     return QuantType.F32, {"values": dequantise(raw.reshape(rows, pitch), type, cols)}
 
 
+def bound(type: QuantType, planes: dict[str, np.ndarray]) -> float:
+    """What no value of a matrix in planes exceeds, if each number of a block is as large as any other's."""
+    form, layout = FORMS[type], LAYOUTS[type]
+    level = max(map(abs, layout.levels))
+    if form.exponent:
+        return float(2.0 ** (int(planes["scale"].max(initial=0)) - 128) * level)
+    of_blocks = np.abs(planes["scale"]).astype(np.float32)
+    if form.sub:
+        scale, minimum = of_blocks.reshape(-1, 2).max(axis=0, initial=0).tolist()
+        return 63 * (scale * level + minimum) if form.affine else 128 * scale * level
+    minimum = float(np.abs(planes["minimum"]).max(initial=0)) if form.affine else 0.0
+    return float(of_blocks.max(initial=0)) * level + minimum
+
+
 def repack(type: QuantType, rows: int, cols: int, host: np.ndarray) -> dict[str, np.ndarray]:
     """The planes of a stored matrix. `host` is any array of its bytes; bf16 values come as int16 bits.
 

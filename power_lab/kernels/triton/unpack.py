@@ -47,8 +47,9 @@ def half(number: float) -> str:
 def assembly(form: Form, at: int) -> str:
     """PTX that turns a pair of words into as many pairs of f16 as a word has fields. `at`: the words' tile of a step.
 
-    Operands: the pairs; the words; their bytes of `high` as 16 bits, twice; scale and, where affine, minimum, f16 pairs. Where blocks are of
-    256 values instead of these the block's two f16, and the numbers of the sub-blocks that the words lie in, both once for either word.
+    Operands: the pairs; the words; their bytes of `high`, low in a register; scale and, where affine, minimum, f16 pairs. Where blocks are
+    of 256 values instead of these the block's two f16, and the numbers of the words' sub-blocks, low in a register. Registers that are no
+    pairs come twice, once for either word.
     """
     names = iter(f"${i}" for i in range(form.fields, 99))
     word = next(names)
@@ -270,7 +271,7 @@ def tile(
             GROUPS: tl.constexpr = FORM.tile // FORM.group
             at = row[:, None] * GROUPS + tl.arange(0, GROUPS)[None, :]
             scale = tl.load(planes[2] + at, mask=mask, other=0)
-            if FORM.exponent:
+            if FORM.exponent:  # those below the smallest f16 become 0
                 scale = _f32(scale, FORM).to(tl.float16)
             inputs = inputs + (_over_lanes(scale, BN, FORM),)  # noqa: RUF005
             if FORM.affine:

@@ -25,8 +25,8 @@ def operand(values: torch.Tensor, type: QuantType) -> tuple[torch.Tensor, torch.
 
 
 def rounded(values: torch.Tensor, type: QuantType) -> torch.Tensor:
-    """A matrix of such values as the matrix unit is given it, but for the scales of sub-blocks."""
-    return values.half().float() if type in FORMS else values
+    """A matrix of such values as the matrix unit is given it, but for what the scales and minima of sub-blocks are rounded to."""
+    return values.half().float() if type in FORMS else values.bfloat16().float()
 
 
 def on_device(type: QuantType, rows: int, cols: int, stored: np.ndarray, device: str = "cpu") -> DeviceWeight:

@@ -9,7 +9,7 @@ from power_lab.kernels.dequantise import dequantise
 from power_lab.kernels.layouts import IQ4_LEVELS, LAYOUTS
 from power_lab.kernels.probe import random_blocks
 from power_lab.kernels.quants import GEOMETRY, QuantType, row_bytes
-from power_lab.kernels.triton.planes import FORMS, SMALL, at_load, repack
+from power_lab.kernels.triton.planes import FORMS, SMALL, at_load, bound, repack
 
 
 def codes_of(type: QuantType, planes: dict[str, np.ndarray], cols: int) -> np.ndarray:
@@ -122,3 +122,10 @@ def test_what_is_no_such_matrix_is_refused() -> None:
         repack(QuantType.Q4_K, 1, 128, np.zeros(72, np.uint8))
     with pytest.raises(ValueError, match="17 bytes are not 1 rows of 32 Q4_0"):
         repack(QuantType.Q4_0, 1, 32, np.zeros(17, np.uint8))
+
+
+@pytest.mark.parametrize("type", list(LAYOUTS))
+def test_no_value_exceeds_the_bound(type: QuantType) -> None:
+    stored = random_blocks(type, 40, 512, np.random.default_rng(1))
+    largest = np.abs(dequantise(stored, type, 512)).max()
+    assert largest <= bound(type, repack(type, 40, 512, stored)) < 40 * largest
