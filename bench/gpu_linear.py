@@ -29,6 +29,7 @@ from power_lab.kernels.quants import QuantType
 from power_lab.kernels.triton import linear
 from power_lab.kernels.triton.linear import Shape
 from power_lab.kernels.triton.operand import WHOLE
+from power_lab.kernels.triton.ops import settle
 from power_lab.kernels.triton.planes import FORMS, DeviceWeight
 from tests.kernels.triton.matrices import rounded, weight
 
@@ -104,6 +105,7 @@ class Warm:
 
 def compile_one(job: Job) -> str:
     """Why it cannot be compiled, or nothing."""
+    settle()  # so that the process that measures finds what this one compiles
     type, n, k, gated, rows, s = job
     for name in ("product", "paired", "wide", "spread"):
         if not isinstance(getattr(linear, name), Warm):
@@ -370,6 +372,7 @@ def main() -> None:
     parser.add_argument("what", nargs="+", choices=["check", "dense", "stored", "table", "wide"])
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
+    settle()
     cases = [case for what in args.what if what != "check" for case in cases_of(what)]
     jobs: list[Job] = [(type, *SHAPES[name], rows, s) for type, name, launches in cases for rows, s in launches]
     compile_all(jobs + (check_jobs() if "check" in args.what else []))
