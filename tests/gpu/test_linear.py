@@ -48,7 +48,7 @@ def meant(x: torch.Tensor) -> torch.Tensor:
 
 def precision(type: QuantType) -> float:
     """Relative errors of sums: of the sums alone, or of scales and minima that were rounded before the values were."""
-    return 4e-4 if type in FORMS and FORMS[type].sub else 1e-5
+    return 6e-4 if type in FORMS and FORMS[type].sub else 1e-5
 
 
 def poison(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -160,7 +160,7 @@ def test_stacked_weights(types: tuple[QuantType, ...], work: Workspace) -> None:
 @pytest.mark.parametrize("types", [(QuantType.BF16,) * 2, (QuantType.Q4_K,) * 2, (QuantType.Q4_K, QuantType.Q6_K)])
 def test_gated_values(types: tuple[QuantType, QuantType], activation: Activation, work: Workspace) -> None:
     (gate, g), (up, u) = (weight(type, 3072, 1024, seed=i, device="cuda") for i, type in enumerate(types))
-    close = 6e-4 if types[0] in FORMS else 3e-3  # half a unit of the last place, and the rounded scales
+    close = 1e-3 if types[0] in FORMS else 3e-3  # half a unit of the last place, and the rounded scales
     for rows in (1, 16, 100, 3000):
         x, out = activations(rows, 1024, types[0]) / 16, poison(rows, 3072, dtype=kind(types[0]))
         gate_up(x, gate, up, out, work, activation)
