@@ -78,7 +78,9 @@ def _sum(
     """f32 [BN, BM] sums over k in first..last of weight `one`, and of `two` in gated products."""
     acc = tl.zeros((BN, BM), tl.float32)
     beside = tl.zeros((BN, BM), tl.float32)
-    tl.assume(first < last)  # or else ptxas, for the sake of no steps at all, waits for each of the matrix unit's instructions
+    tl.assume(
+        first < last
+    )  # or else ptxas, for the sake of no steps at all, waits for each of the matrix unit's instructions
     if FORM is None:
         for k in range(first, last, BK):
             x = x_tile(X, r, rm, K, k, BK, EVEN)
