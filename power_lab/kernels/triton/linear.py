@@ -18,7 +18,7 @@ from power_lab.kernels.ops import Activation
 from power_lab.kernels.quants import QuantType
 from power_lab.kernels.triton import chain
 from power_lab.kernels.triton.paired import paired
-from power_lab.kernels.triton.planes import FORMS, DeviceWeight, arguments
+from power_lab.kernels.triton.planes import FORMS, DeviceWeight, Form, arguments
 from power_lab.kernels.triton.product import combine, product
 from power_lab.kernels.triton.wide import spread, wide
 
@@ -78,6 +78,7 @@ class Shape:
         warps, stages: of a program, and steps whose loads are in flight.
         ahead: cache lines of each column, or tiles of codes, that are fetched before the kernel ahead has ended.
         paired: a tile's columns are of both gated weights, half of `bn` of each.
+        lean: each instruction of the matrix unit is waited for, which spares a third of the registers: more programs at once.
     """
 
     bk: int
@@ -87,6 +88,7 @@ class Shape:
     stages: int
     ahead: int = 0
     paired: bool = False
+    lean: bool = False
 
 
 @lru_cache(maxsize=4096)
@@ -94,7 +96,7 @@ def shape(columns: int, cols: int, type: QuantType, gated: bool, rows: int) -> S
     """The launch for `rows` rows and weights [columns, cols]; of gated products, columns of one of the two."""
     bm = next(most for most in (16, 32, 64, NARROW) if rows <= most)
     if type in FORMS:
-        return _stored_shape(columns, cols, FORMS[type].depth, gated, bm)
+        return _stored_shape(columns, cols, FORMS[type], gated, bm)
     large = columns > 16384  # as of logits: programs enough to keep the memory busy without a look ahead
     if bm == 16 and gated:
         return _gated_shape(columns)
@@ -115,14 +117,17 @@ def _gated_shape(columns: int) -> Shape:
     return Shape(128, 64, 16, 4, 6 if columns <= 2048 else 3, 8, paired=True)
 
 
-def _stored_shape(columns: int, cols: int, depth: int, gated: bool, bm: int) -> Shape:
+def _stored_shape(columns: int, cols: int, form: Form, gated: bool, bm: int) -> Shape:
     """As `shape`, of stored codes. In narrow products eight warps share the rows of a tile and leave fewer sums to add."""
+    depth = form.depth
     if bm > 16:
         return Shape(depth, 64, bm, 4, 2 if depth == 256 and bm == 128 else 3)
     if gated or columns > 16384:
         return Shape(depth, 64, bm, 4, 3)
-    if columns > 4096 and cols % 256 == 0:
-        return Shape(256, 64, bm, 4, 2, 2)
+    if columns > 4096 and form.low == 4 and not form.high:
+        return Shape(depth, 64, bm, 4, 3, 2)
+    if columns > 2048 and cols % 256 == 0:
+        return Shape(256, 64, bm, 4, 2, 2, lean=columns > 4096)  # whose programs would need a second turn
     return Shape(depth, 128, bm, 8, 3, 2)
 
 
@@ -256,7 +261,7 @@ def launch(
         x, tuple(arguments(w) for w in weights), out, out if bias is None else bias, work.partials, work.counters,
         rows, cols, columns, out.stride(0), depth,
         FORM=weights[0].form, BN=s.bn, BM=s.bm, BK=s.bk, SPLITS=splits, ACTIVATION=activation, BIASED=bias is not None,
-        EVEN=cols % s.bk == 0, STREAM=rows <= s.bm, BAND=BAND, AHEAD=s.ahead, INTERPRET=triton.knobs.runtime.interpret,
+        EVEN=cols % s.bk == 0, STREAM=rows <= s.bm, BAND=BAND, AHEAD=s.ahead, LEAN=s.lean, INTERPRET=triton.knobs.runtime.interpret,
         num_warps=s.warps, num_stages=s.stages, enable_fp_fusion=False, **chain.options(x.device),
     )  # fmt: skip
 

@@ -73,14 +73,13 @@ def x_tile(X, r, rm, K, k, DEPTH: tl.constexpr, EVEN: tl.constexpr):
 def _sum(
     X, one, two, n, nm, N, r, rm, K, first, last,
     FORM: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, EVEN: tl.constexpr, GATED: tl.constexpr,
-    POLICY: tl.constexpr, INTERPRET: tl.constexpr,
+    POLICY: tl.constexpr, LEAN: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
     """f32 [BN, BM] sums over k in first..last of weight `one`, and of `two` in gated products."""
     acc = tl.zeros((BN, BM), tl.float32)
     beside = tl.zeros((BN, BM), tl.float32)
-    tl.assume(
-        first < last
-    )  # or else ptxas, for the sake of no steps at all, waits for each of the matrix unit's instructions
+    if not LEAN:  # or else ptxas, for the sake of no steps at all, waits for each of the matrix unit's instructions
+        tl.assume(first < last)
     if FORM is None:
         for k in range(first, last, BK):
             x = x_tile(X, r, rm, K, k, BK, EVEN)
@@ -136,7 +135,7 @@ def product(
     X, weights, Out, Bias, Partials, Counters, R, K, columns, pitch, span,
     FORM: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, SPLITS: tl.constexpr,
     ACTIVATION: tl.constexpr, BIASED: tl.constexpr, EVEN: tl.constexpr, STREAM: tl.constexpr, BAND: tl.constexpr,
-    AHEAD: tl.constexpr, PDL: tl.constexpr, INTERPRET: tl.constexpr,
+    AHEAD: tl.constexpr, LEAN: tl.constexpr, PDL: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
     """Out[R, columns], its rows `pitch` apart, of weights that lie side by side, or of two that are gated. Program (tile, split).
 
@@ -177,7 +176,9 @@ def product(
             _ahead(two, n, N, K, split * span, FORM, AHEAD, PDL)
     chain.wait(PDL)
     first_k, end = split * span, tl.minimum(K, (split + 1) * span)
-    acc, beside = _sum(X, one, two, n, nm, N, r, rm, K, first_k, end, FORM, BN, BM, BK, EVEN, GATED, POLICY, INTERPRET)
+    acc, beside = _sum(
+        X, one, two, n, nm, N, r, rm, K, first_k, end, FORM, BN, BM, BK, EVEN, GATED, POLICY, LEAN, INTERPRET
+    )
     if SPLITS == 1:
         _store(Out, Bias, acc, beside, at, out_column, mask, ACTIVATION, BIASED)
     else:
