@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -206,6 +206,29 @@ def test_batches_have_equal_bits(layer: Layer) -> None:
             steps.append([rows[i] for i in rng.permutation(len(rows))] if kind == "shuffled" else rows)
         for s, result in enumerate(bench.run(steps, 5)):
             assert same(result, alone[s]), f"sequence {s}, {kind}"
+
+
+PLANS = ({"described": False, "stages": 1}, {"described": True, "stages": 2}, {"programs": 7})
+
+
+@pytest.mark.parametrize("layer", [LAYERS[i] for i in (0, 1, 2, 3, 8, 11, 16)], ids=repr)
+def test_plans_have_equal_bits(layer: Layer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of rows that share splits, read in either way and cut anywhere."""
+    bench = Bench(layer, [TOKENS])
+    whole, plan = bench.run(chunks(TOKENS, TOKENS), 1)[0], attention.plan
+    for change in PLANS:
+        monkeypatch.setattr(attention, "plan", lambda *shape, change=change: replace(plan(*shape), **change))
+        for size in (60, 1):
+            assert same(bench.run(chunks(TOKENS, size), size)[0], whole), f"{change}, chunks of {size}"
+
+
+@pytest.mark.parametrize("layer", [LAYERS[i] for i in (0, 2, 11, 16)], ids=repr)
+def test_a_full_batch_of_short_sequences_has_equal_bits(layer: Layer) -> None:
+    lengths = [130 + 7 * s % 190 for s in range(60)] + [TOKENS, 1]
+    bench = Bench(layer, lengths)
+    alone = bench.run((step for s, n in enumerate(lengths) for step in chunks(n, n, s)), 1)
+    _, out = bench.step([(s, n - 1) for s, n in enumerate(lengths)])
+    assert same(out, torch.stack([rows[-1] for rows in alone]))
 
 
 def test_a_captured_step_serves_other_batches_of_its_shape() -> None:

@@ -76,30 +76,44 @@ def finish(total, acc):
 
 
 @triton.jit
+def _keys_and_values(
+    paged, page, key, low, high,
+    D: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, PAGE: tl.constexpr, KV_HEADS: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """A page's keys [PAGE, WIDTH] and values [PAGE, VALUES] of a head: 0 beyond D. Values of keys outside of low..high - 1 are 0, since
+    they are multiplied by a weight of 0, and may hold anything."""
+    keys, values, key_tiles, value_tiles, place = paged
+    _, kv_head, column = place
+    there = ((key >= low) & (key < high))[:, None]
+    if key_tiles is not None:
+        line = (page * KV_HEADS + kv_head) * PAGE
+        k, v = key_tiles.load([line, 0]), value_tiles.load([line, column])
+        return k, tl.where(there, v, 0.0) if MASKED else v
+    else:
+        i, d, e = tl.arange(0, PAGE)[:, None], tl.arange(0, WIDTH)[None, :], column + tl.arange(0, VALUES)[None, :]
+        start = page.to(tl.int64) * (KV_HEADS * PAGE * D)
+        keys += kv_head * (PAGE * D) + start  # in this order pointers take the fewest registers
+        values += kv_head * (PAGE * D) + start
+        if MASKED:
+            k = tl.load(keys + i * D + d, mask=there & (d < D), other=0.0)
+            return k, tl.load(values + i * D + e, mask=there & (e < D), other=0.0)
+        elif D != WIDTH:
+            k = tl.load(keys + i * D + d, mask=d < D, other=0.0)
+            return k, tl.load(values + i * D + e, mask=e < D, other=0.0)
+        else:
+            return tl.load(keys + i * D + d), tl.load(values + i * D + e)
+
+
+@triton.jit
 def tile_of(
     q, paged, page, tile, rules, m, sums, part,
     D: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, PAGE: tl.constexpr, KV_HEADS: tl.constexpr,
     MASKED: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
     """A page of keys and values into the running maximum m [M], sum [M] and weighted values [M, VALUES] of a split."""
-    keys, values, _, column = paged
     position, factor, cap, low, high, window = rules
-    i, d, e = tl.arange(0, PAGE), tl.arange(0, WIDTH), column + tl.arange(0, VALUES)
-    keys += page.to(tl.int64) * (KV_HEADS * PAGE * D)
-    values += page.to(tl.int64) * (KV_HEADS * PAGE * D)
-    keys += i[:, None] * D + d[None, :]
-    values += i[:, None] * D + e[None, :]
-    key = tile * PAGE + i
-    k_inside, v_inside = (d < D)[None, :], (e < D)[None, :]
-    if MASKED:  # what lies outside is read as 0: it is multiplied by a weight of 0, and may hold anything
-        there = ((key >= low) & (key < high))[:, None]
-        k_inside, v_inside = there & k_inside, there & v_inside
-    if MASKED or D != WIDTH:
-        k = tl.load(keys, mask=k_inside, other=0.0)
-        v = tl.load(values, mask=v_inside, other=0.0)
-    else:
-        k = tl.load(keys)
-        v = tl.load(values)
+    key = tile * PAGE + tl.arange(0, PAGE)
+    k, v = _keys_and_values(paged, page, key, low, high, D, WIDTH, VALUES, PAGE, KV_HEADS, MASKED)
     if INTERPRET:
         k, v = k.to(tl.float32), v.to(tl.float32)
     score = tl.dot(q, tl.trans(k))
@@ -132,13 +146,13 @@ def unit_of(unit, HEAD_BLOCKS: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.con
 
 @triton.jit
 def group_of(
-    unit, first, count, queries, positions, table_of, tables, temperature, keys, values, pages, window, scale, cap,
+    unit, first, count, queries, positions, table_of, tables, temperature, pages, window, scale, cap,
     Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, PITCH: tl.constexpr,
     D: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, PAGE: tl.constexpr,
     M: tl.constexpr, HEADS: tl.constexpr, HEAD_BLOCKS: tl.constexpr, WINDOWED: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
-    """What a group is computed on: queries [M, WIDTH] as `rope.rope_write` left them, (keys, values, block table, first
-    of the values' columns), rules of masking, (place of a line, is it used).
+    """What a group is computed on: queries [M, WIDTH] as `rope.rope_write` left them, where its keys and values are (block
+    table, KV head, first of the values' columns), rules of masking, (place of a line, is it used).
 
     Line i of M is query head `block * HEADS + i % HEADS` of the KV head, of row `first + i // HEADS`. Rows are PITCH f32 values apart.
     """
@@ -161,8 +175,7 @@ def group_of(
     if INTERPRET:
         q = q.to(tl.float32)
     table = tables + tl.load(table_of + first).to(tl.int64) * pages
-    paged = (keys + kv_head * (PAGE * D), values + kv_head * (PAGE * D), table, column)
-    return q, paged, (position, factor, cap, low, high, window), (row * Q_HEADS + head, used)
+    return q, (table, kv_head, column), (position, factor, cap, low, high, window), (row * Q_HEADS + head, used)
 
 
 @triton.jit
@@ -198,7 +211,7 @@ def _sweep(
     KV_HEADS: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
     """Tiles first..last - 1: where one ends a split, it is folded in."""
-    table = paged[2]
+    table = paged[4][0]
     following = tl.load(table + first, mask=first < last, other=0)
     for tile in tl.range(first, last):
         page, following = following, tl.load(table + tl.minimum(tile + 1, last - 1))  # early: nothing waits for it
@@ -217,7 +230,8 @@ def _sweep(
     do_not_specialize_on_alignment=["positions", "table_of", "tables", "groups"],
 )
 def attend_many(
-    queries, positions, table_of, tables, temperature, sinks, keys, values, out, groups, rows, pages, window, scale, cap,
+    queries, positions, table_of, tables, temperature, sinks, keys, values, key_tiles, value_tiles, out, groups,
+    rows, pages, window, scale, cap,
     Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, PITCH: tl.constexpr,
     D: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, PAGE: tl.constexpr,
     TILES: tl.constexpr, M: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, HEAD_BLOCKS: tl.constexpr,
@@ -232,10 +246,11 @@ def attend_many(
         first = tl.load(groups + end - item)  # the last rows of a prompt have the most keys: they begin first
         ends = (first + line >= rows) | opens(tl.minimum(first + line, rows - 1), positions, table_of, ROWS)
         count = tl.min(tl.where(ends & (line > 0), line, ROWS), 0)
-        q, paged, rules, to = group_of(
-            tl.program_id(0), first, count, queries, positions, table_of, tables, temperature, keys, values, pages, window, scale, cap,
+        q, place, rules, to = group_of(
+            tl.program_id(0), first, count, queries, positions, table_of, tables, temperature, pages, window, scale, cap,
             Q_HEADS, KV_HEADS, PITCH, D, WIDTH, VALUES, PAGE, M, HEADS, HEAD_BLOCKS, WINDOWED, INTERPRET,
         )  # fmt: skip
+        paged = keys, values, key_tiles, value_tiles, place
         low, high = rules[3], rules[4]
         first_tile, last_tile = low // PAGE, (high + PAGE - 1) // PAGE
         m, sums, part = nothing(M, VALUES)
@@ -258,4 +273,4 @@ def attend_many(
         )  # fmt: skip
         peak, total, acc = _fold(peak, total, acc, m, sums, part)
         total = drained(total, peak, sinks, to[0] % Q_HEADS)
-        put(out, to, paged[3], finish(total[:, None], acc), D, VALUES)
+        put(out, to, place[2], finish(total[:, None], acc), D, VALUES)

@@ -18,6 +18,7 @@ from functools import lru_cache
 
 import torch
 import triton
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from power_lab.kernels.ops import BLOCK, Batch
 from power_lab.kernels.triton import chain
@@ -33,6 +34,8 @@ FEW = 64  # rows up to which splits are shared out
 PROGRAMS = 264  # that share them: two for each multiprocessor of an H200
 VALUES = 128  # columns of values that a program takes at most: more would not fit into its registers
 SCRATCH = 1 << 26  # f32 values that splits' results may take: where a table is too wide for that, none are shared out
+FULL, SHORT = 49, 128  # rows, and pages of a table, from and up to which each program walks all keys of its group: none of them is long
+LONG = 256  # pages of a table from which on it is taken to hold long contexts
 LISTED = 1024  # rows that the list's maker reads at a time
 AHEAD = 32  # splits that are read ahead of their fold
 LOG2E = math.log2(math.e)
@@ -49,6 +52,7 @@ class Plan:
         head_blocks: programs that share the query heads of a KV head.
         programs: that share the splits of all groups; 0: one program walks all keys of a group.
         stages: tiles of keys and values on their way at once.
+        described: tiles are read through tensor descriptors, by the copy engine.
     """
 
     heads: int
@@ -56,6 +60,7 @@ class Plan:
     head_blocks: int
     programs: int
     stages: int
+    described: bool = False
 
 
 @lru_cache(maxsize=4096)
@@ -65,10 +70,11 @@ def plan(rows: int, q_heads: int, kv_heads: int, head_dim: int, pages: int) -> P
     heads = min(group, LINES)
     blocks = triton.cdiv(group, heads)
     if not _shared(rows, q_heads, kv_heads, head_dim, pages):
-        return Plan(heads, LINES // heads, blocks, 0, 2)
-    splits = _splits(pages, head_dim)
-    programs = min(PROGRAMS, rows * kv_heads * blocks * value_blocks(head_dim) * splits)
-    return Plan(heads, LINES // heads, blocks, programs, 1)
+        described = head_dim in (64, 256) and rows > FEW
+        return Plan(heads, LINES // heads, blocks, 0, 3 if described else 2, described)
+    described = pages >= LONG if head_dim == 128 else head_dim == 256 and rows <= 8
+    programs = min(PROGRAMS, rows * kv_heads * blocks * value_blocks(head_dim) * _splits(pages, head_dim))
+    return Plan(heads, LINES // heads, blocks, programs, 2 if described else 1, described)
 
 
 def split(head_dim: int) -> int:
@@ -84,6 +90,8 @@ def scratch_floats(rows: int, q_heads: int, kv_heads: int, head_dim: int, pages:
 
 
 def _shared(rows: int, q_heads: int, kv_heads: int, head_dim: int, pages: int) -> bool:
+    if rows >= FULL and pages <= SHORT and head_dim <= 128:
+        return False
     return rows <= FEW and _floats(rows, q_heads, head_dim, pages) <= SCRATCH
 
 
@@ -136,23 +144,30 @@ def attention(
         q_heads, kv_heads, qkv.shape[1], dim, width, min(width, VALUES), BLOCK, keys_of_split // BLOCK,
         LINES, cut.heads, cut.rows, cut.head_blocks,
     )  # fmt: skip
+    tiles = (_tiles(keys, width), _tiles(values, min(width, VALUES))) if cut.described else (None, None)
+    options = {"num_warps": WARPS, "num_stages": cut.stages, "enable_fp_fusion": False, **join}
     if cut.programs == 0:
         groups = scratch.view(torch.int32)
         items = triton.cdiv(rows, cut.rows) + min(batch.tables.shape[0], rows)
         list_groups[(1,)](batch.positions, batch.table_of, groups, rows, cut.rows, LISTED, num_warps=4, **join)
         attend_many[(units, items)](
-            queries, *where, sinks, keys, values, out, groups, rows, pages, window, *factors, *sizes, window > 0, capped, INTERPRET,
-            num_warps=WARPS, num_stages=cut.stages, enable_fp_fusion=False, **join,
+            queries, *where, sinks, keys, values, *tiles, out, groups, rows, pages, window, *factors, *sizes,
+            window > 0, capped, INTERPRET, **options,
         )  # fmt: skip
         return
     splits = _splits(pages, dim)
     parts, stats = scratch, scratch[rows * q_heads * splits * width :]
     attend_few[(cut.programs,)](
-        queries, *where, keys, values, parts, stats, rows, pages, splits, window, *factors, *sizes,
-        triton.next_power_of_2(rows), window > 0, capped, INTERPRET,
-        num_warps=WARPS, num_stages=cut.stages, enable_fp_fusion=False, **join,
+        queries, *where, keys, values, *tiles, parts, stats, rows, pages, splits, window, *factors, *sizes,
+        triton.next_power_of_2(rows), window > 0, capped, INTERPRET, **options,
     )  # fmt: skip
     combine[(rows, q_heads)](
         batch.positions, parts, stats, sinks, out, splits, window, q_heads, dim, width, keys_of_split, window > 0, AHEAD,
         num_warps=max(1, width // 32), enable_fp_fusion=False, **join,
     )  # fmt: skip
+
+
+def _tiles(cache: torch.Tensor, width: int) -> TensorDescriptor:
+    """A cache as rows, which are read a page at a time, 0 beyond its own width."""
+    dim = cache.shape[-1]
+    return TensorDescriptor(cache, [cache.numel() // dim, dim], [dim, 1], [BLOCK, width])

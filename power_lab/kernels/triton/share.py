@@ -42,7 +42,7 @@ def _stretch(
     KV_HEADS: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
     """Tiles first..last - 1: where one ends a split, it is left in scratch, but for the last before `end`."""
-    table = paged[2]
+    table, _, column = paged[4]
     following = tl.load(table + first, mask=first < last, other=0)
     for tile in tl.range(first, last):
         page, following = following, tl.load(table + tl.minimum(tile + 1, last - 1))  # early: nothing waits for it
@@ -51,7 +51,7 @@ def _stretch(
             D, WIDTH, VALUES, PAGE, KV_HEADS, MASKED, WINDOWED, CAPPED, INTERPRET,
         )  # fmt: skip
         if ((tile + 1) % TILES == 0) & (tile + 1 < end):
-            _leave(to, paged[3], parts, stats, splits, tile // TILES, m, sums, part, WIDTH, VALUES)
+            _leave(to, column, parts, stats, splits, tile // TILES, m, sums, part, WIDTH, VALUES)
             m, sums, part = afresh(sums, part, M, VALUES, TILES)
     return m, sums, part
 
@@ -84,9 +84,9 @@ def _shares(
     positions, table_of, rows, window,
     ROWS: tl.constexpr, LISTED: tl.constexpr, PAGE: tl.constexpr, TILES: tl.constexpr, WINDOWED: tl.constexpr,
 ):  # fmt: skip
-    """Of every row: its number, 1 past the end of its group, and the group's tiles, laid end to end: where they begin, and how many.
+    """Of every row: its number, 1 past the end of its group, and how many tiles the group has, from the start of its first split on.
 
-    Tiles are counted from the start of the group's first split. Rows that open no group have none.
+    Rows that open no group have none.
     """
     row = tl.arange(0, LISTED)
     safe = tl.minimum(row, rows - 1)
@@ -96,14 +96,13 @@ def _shares(
     start = tl.load(positions + safe)
     low = tl.maximum(start + 1 - window, 0) if WINDOWED else start * 0
     size = (start + end - row + PAGE - 1) // PAGE - low // (PAGE * TILES) * TILES
-    size = tl.where(first, size, 0)
-    return row, end, tl.cumsum(size, 0) - size, size
+    return row, end, tl.where(first, size, 0)
 
 
 @triton.jit
 def _item(at, stop, tiles, shares, TILES: tl.constexpr):
-    """What lies at place `at` of all tiles of all units: the unit, first row and 1 past the last of the group, where its tiles begin and
-    how many they are, and which of its splits, of those before place `stop`, begin here."""
+    """What lies at place `at` of all tiles of all units, laid end to end: the unit, first row and 1 past the last of the group, where its
+    tiles begin and how many they are, and which of its splits, of those before place `stop`, begin here."""
     row, ends, begins, sizes = shares
     unit = at // tiles
     offset = at - unit * tiles
@@ -117,13 +116,17 @@ def _item(at, stop, tiles, shares, TILES: tl.constexpr):
 
 @triton.jit
 def _call(
-    entry, keys, values, kv_head, D: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr, KV_HEADS: tl.constexpr
+    unit, table, tile, last, keys, values,
+    D: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, PAGE: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_BLOCKS: tl.constexpr,
+    COUNT: tl.constexpr,
 ):  # fmt: skip
-    """Prefetch a page's keys and values of a head: PAGE * D bf16 values of each, in lines of 64."""
-    line = tl.arange(0, WIDTH)
-    at = (tl.load(entry).to(tl.int64) * KV_HEADS + kv_head) * (PAGE * D) + tl.minimum(line, PAGE * D // 64 - 1) * 64
-    chain.prefetch(keys + at, True)
-    chain.prefetch(values + at, True)
+    """Prefetch a unit's keys and values of COUNT tiles, but for those behind the last: PAGE * D bf16 values of each, in lines of 64."""
+    line = tl.minimum(tl.arange(0, WIDTH), PAGE * D // 64 - 1) * 64
+    for i in tl.static_range(COUNT):
+        page = tl.load(table + tl.minimum(tile + i, last)).to(tl.int64)
+        at = (page * KV_HEADS + unit_of(unit, HEAD_BLOCKS, WIDTH, VALUES)[0]) * (PAGE * D) + line
+        chain.prefetch(keys + at, True)
+        chain.prefetch(values + at, True)
 
 
 @triton.jit(
@@ -131,7 +134,7 @@ def _call(
     do_not_specialize_on_alignment=["positions", "table_of", "tables"],
 )
 def attend_few(
-    queries, positions, table_of, tables, temperature, keys, values, parts, stats,
+    queries, positions, table_of, tables, temperature, keys, values, key_tiles, value_tiles, parts, stats,
     rows, pages, splits, window, scale, cap,
     Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, PITCH: tl.constexpr,
     D: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, PAGE: tl.constexpr,
@@ -141,8 +144,9 @@ def attend_few(
     """All groups and units, their splits shared out evenly among the programs: each takes the splits that begin in its part of all tiles,
     and leaves their results for `combine`."""
     chain.begin(PDL)
-    shares = _shares(positions, table_of, rows, window, ROWS, LISTED, PAGE, TILES, WINDOWED)
-    tiles = tl.sum(shares[3], 0)
+    row, ends, sizes = _shares(positions, table_of, rows, window, ROWS, LISTED, PAGE, TILES, WINDOWED)
+    shares = row, ends, tl.cumsum(sizes, 0) - sizes, sizes
+    tiles = tl.sum(sizes, 0)
     UNITS: tl.constexpr = KV_HEADS * HEAD_BLOCKS * (WIDTH // VALUES)
     work = tiles.to(tl.int64) * UNITS
     at = (work * tl.program_id(0) // tl.num_programs(0)).to(tl.int32)
@@ -153,17 +157,16 @@ def attend_few(
             low = tl.maximum(tl.load(positions + first) + 1 - window, 0) if WINDOWED else 0
             tile = tl.maximum(low // PAGE, (low // (PAGE * TILES) + from_split) * TILES)
             table = tables + tl.load(table_of + first).to(tl.int64) * pages
-            kv_head = unit_of(unit, HEAD_BLOCKS, WIDTH, VALUES)[0]
-            for i in tl.static_range(TILES):
-                _call(table + tl.minimum(tile + i, pages - 1), keys, values, kv_head, D, WIDTH, PAGE, KV_HEADS)
+            _call(unit, table, tile, pages - 1, keys, values, D, WIDTH, VALUES, PAGE, KV_HEADS, HEAD_BLOCKS, TILES)
     chain.wait(PDL)
     while at < stop:
         unit, first, end, begin, size, from_split, to_split = _item(at, stop, tiles, shares, TILES)
         if from_split < to_split:
-            q, paged, rules, to = group_of(
-                unit, first, end - first, queries, positions, table_of, tables, temperature, keys, values, pages, window, scale, cap,
+            q, place, rules, to = group_of(
+                unit, first, end - first, queries, positions, table_of, tables, temperature, pages, window, scale, cap,
                 Q_HEADS, KV_HEADS, PITCH, D, WIDTH, VALUES, PAGE, M, HEADS, HEAD_BLOCKS, WINDOWED, INTERPRET,
             )  # fmt: skip
+            paged = keys, values, key_tiles, value_tiles, place
             low, high = rules[3], rules[4]
             first_split = low // (PAGE * TILES)
             from_tile = tl.maximum(low // PAGE, (first_split + from_split) * TILES)
@@ -180,7 +183,7 @@ def attend_few(
                 q, paged, edge, to_tile, to_tile, rules, to, parts, stats, splits, m, sums, part,
                 D, WIDTH, VALUES, M, PAGE, TILES, KV_HEADS, True, WINDOWED, CAPPED, INTERPRET,
             )  # fmt: skip
-            _leave(to, paged[3], parts, stats, splits, first_split + to_split - 1, m, sums, part, WIDTH, VALUES)
+            _leave(to, place[2], parts, stats, splits, first_split + to_split - 1, m, sums, part, WIDTH, VALUES)
         at = unit * tiles + begin + size
 
 

@@ -36,9 +36,11 @@ SCALARS = {
 HEADS = [(9, 3, 64), (4, 1, 256), (32, 8, 128), (6, 2, 80), (4, 2, 16), (40, 1, 64)]
 
 
-def build(fn: triton.JITFunction, constants: dict[str, object], **options: int) -> CompiledKernel:
+def build(
+    fn: triton.JITFunction, constants: dict[str, object], described: dict[str, str] | None = None, **options: int
+) -> CompiledKernel:
     """`fn` for sm_90; arguments that `constants` does not hold have the types that launches give them."""
-    types = {n: "constexpr" if n in constants else (POINTERS | SCALARS)[n] for n in fn.arg_names}
+    types = {n: "constexpr" if n in constants else (POINTERS | SCALARS | (described or {}))[n] for n in fn.arg_names}
     aligned = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(fn.arg_names) if types[n].startswith("*")}
     source = ASTSource(fn=fn, signature=types, constexprs=constants, attrs=aligned)
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"enable_fp_fusion": False, **options})
@@ -57,11 +59,17 @@ def attend(
     }  # fmt: skip
     if not heated:
         constants |= {"temperature": None} | ({} if cut.programs else {"sinks": None})
+    tiles = {
+        "key_tiles": f"tensordesc<bf16[{BLOCK}, {width}]>",
+        "value_tiles": f"tensordesc<bf16[{BLOCK}, {min(width, attention.VALUES)}]>",
+    }
+    if not cut.described:
+        constants |= dict.fromkeys(tiles)
     kernel = attend_many
     if cut.programs:
         constants["LISTED"] = triton.next_power_of_2(rows)
         kernel = attend_few
-    built = build(kernel, constants, num_warps=attention.WARPS, num_stages=cut.stages)
+    built = build(kernel, constants, tiles, num_warps=attention.WARPS, num_stages=cut.stages)
     assert "wgmma.mma_async" in built.asm["ptx"], f"{heads} {cut}: not the matrix unit's own instructions"
     return built
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -80,19 +80,34 @@ def make(case: Case) -> tuple[torch.Tensor, torch.Tensor, Batch, torch.Tensor, t
     return qkv, plain.float(), Batch(ints[0], ints[0], *ints[1:], ints[0]), keys, values, history
 
 
-@pytest.mark.parametrize("case", CASES, ids=repr)
-def test_rows_see_their_own_keys(case: Case) -> None:
+def attend(case: Case, step: tuple, **cut: int | bool) -> torch.Tensor:
+    """f32 [rows, q_heads * head_dim] of what `make` made, by the plan for it or one that differs from it in `cut`."""
     q_heads, kv_heads, dim = case.heads
-    qkv, queries, batch, keys, values, history = make(case)
+    qkv, _, batch, keys, values, _ = step
     rows, pages = qkv.shape[0], batch.tables.shape[1]
-    temperature = (1 + torch.arange(1000) % 7 / 10) if case.temperature else None
+    plan = attention.plan(rows, *case.heads, pages)
     scratch = torch.full((attention.scratch_floats(rows, q_heads, kv_heads, dim, pages),), torch.nan)
     sinks = torch.linspace(-3.0, 6.0, q_heads) if case.sinks else None
     out = torch.full((rows, q_heads * dim), torch.nan)
     attention.attention(
-        qkv, batch, q_heads, dim**-0.5, keys, values, out, case.window, case.softcap, temperature, scratch, sinks=sinks
-    )
-    for row in range(rows):
+        qkv, batch, q_heads, dim**-0.5, keys, values, out, case.window, case.softcap, heat(case), scratch,
+        replace(plan, **cut), sinks,
+    )  # fmt: skip
+    return out
+
+
+def heat(case: Case) -> torch.Tensor | None:
+    return (1 + torch.arange(1000) % 7 / 10) if case.temperature else None
+
+
+@pytest.mark.parametrize("case", CASES, ids=repr)
+def test_rows_see_their_own_keys(case: Case) -> None:
+    q_heads, _, dim = case.heads
+    step = make(case)
+    _, queries, batch, _, _, history = step
+    out, temperature = attend(case, step), heat(case)
+    sinks = torch.linspace(-3.0, 6.0, q_heads) if case.sinks else None
+    for row in range(len(out)):
         position = int(batch.positions[row])
         k, v = history[int(batch.table_of[row])][:, : position + 1]
         scale = dim**-0.5 * (float(temperature[position]) if temperature is not None else 1.0)
@@ -100,15 +115,42 @@ def test_rows_see_their_own_keys(case: Case) -> None:
         np.testing.assert_allclose(out[row].numpy(), want.numpy(), rtol=2e-5, atol=2e-6)
 
 
+EQUAL = [
+    Case(((515, 2), (130, 1)), heads=(2, 1, 24), window=300, sinks=True),
+    Case(((300, 2), (70, 1)), softcap=2.0, temperature=True),
+    Case(((20, 2), (400, 1), (129, 1), (140, 1)), heads=(3, 1, 16), sinks=True),
+    Case(((70, 1), (130, 2)), heads=(2, 1, 256)),
+    Case(((64, 2),), heads=(2, 1, 160)),
+]
+
+
+@pytest.mark.parametrize("case", EQUAL, ids=repr)
+def test_plans_do_not_change_bits(case: Case) -> None:
+    """Cut anywhere, read in either way."""
+    step = make(case)
+    want = attend(case, step, programs=0, described=False)
+    assert attend(case, step, programs=0, described=True).equal(want)
+    for programs, described in ((1, False), (3, True), (5, False), (64, True)):
+        assert attend(case, step, programs=programs, described=described).equal(want), f"{programs} programs"
+
+
 @pytest.mark.parametrize(
     ("rows", "heads", "pages", "wanted"),
     [
         (1, (32, 8, 128), 64, attention.Plan(4, 16, 1, 256, 1)),
-        (1, (32, 8, 128), 512, attention.Plan(4, 16, 1, 264, 1)),
+        (1, (32, 8, 128), 512, attention.Plan(4, 16, 1, 264, 2, described=True)),
         (8, (32, 8, 128), 16, attention.Plan(4, 16, 1, 264, 1)),
         (64, (32, 8, 128), 512, attention.Plan(4, 16, 1, 0, 2)),
+        (64, (32, 8, 128), 128, attention.Plan(4, 16, 1, 0, 2)),
+        (48, (32, 8, 128), 128, attention.Plan(4, 16, 1, 264, 1)),
+        (49, (9, 3, 64), 128, attention.Plan(3, 21, 1, 0, 2)),
+        (64, (9, 3, 64), 129, attention.Plan(3, 21, 1, 264, 1)),
+        (64, (4, 1, 256), 4, attention.Plan(4, 16, 1, 264, 1)),
+        (16, (4, 1, 256), 4, attention.Plan(4, 16, 1, 128, 1)),
         (8192, (32, 8, 128), 512, attention.Plan(4, 16, 1, 0, 2)),
         (1, (9, 3, 64), 4, attention.Plan(3, 21, 1, 6, 1)),
+        (8192, (9, 3, 64), 4, attention.Plan(3, 21, 1, 0, 3, described=True)),
+        (1, (4, 1, 256), 4, attention.Plan(4, 16, 1, 8, 2, described=True)),
         (20, (80, 1, 64), 512, attention.Plan(64, 1, 2, 264, 1)),
     ],
 )
