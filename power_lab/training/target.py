@@ -34,7 +34,10 @@ class _Dense:
     device: torch.device
     dtype: torch.dtype
 
-    def weight(self, kind: QuantType, rows: int, cols: int, host: np.ndarray) -> Tensor:
+    def operand(self, types: Iterable[QuantType]) -> str:
+        return ""  # whatever the dtype of dense tensors is
+
+    def weight(self, kind: QuantType, rows: int, cols: int, host: np.ndarray, operand: str) -> Tensor:
         return torch.from_numpy(dequantise(host, kind, cols)).to(self.device, self.dtype)
 
     def vector(self, kind: QuantType, host: np.ndarray) -> Tensor:
