@@ -92,9 +92,8 @@ def output(page: LabPage, source: str) -> bytes:
         state="attached"
     )
     if place.locator(".pl-watch .pl-spark").count():
-        place.locator(".pl-spark canvas").first.wait_for(
-            state="attached"
-        )  # what moves, not the picture from when the cell ran
+        # What moves, not the picture from when the cell ran.
+        place.locator(".pl-spark canvas").first.wait_for(state="attached")
     page.page.wait_for_timeout(400)
     return place.screenshot()
 
@@ -177,9 +176,8 @@ def panel(page: LabPage, album: Album) -> None:
         return place.screenshot()
 
     parts: dict[str, list[bytes]] = {}
-    both(
-        page, lambda theme: parts.update({theme: [shot("empty")]})
-    )  # once there was an engine, its absence is told otherwise
+    # First: once there was an engine, its absence is told otherwise.
+    both(page, lambda theme: parts.update({theme: [shot("empty")]}))
     both(page, lambda theme: parts[theme].extend(shot(state) for state in brought if state != "empty"))
     for theme, shots in parts.items():
         album.keep(f"panel-{theme}", *shots, columns=len(shots))

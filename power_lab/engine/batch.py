@@ -17,13 +17,9 @@ from power_lab.kernels.ops import BLOCK, Array, Batch, Moved, Onward, Ops, Sampl
 
 ALIGNED = 16  # kernels read 16 bytes at a time
 ONWARD = ("windows", "came", "source")  # of `Onward`
-MOVED = {
-    "ids": "ids",
-    "positions": "row_positions",
-    "slots": "slots",
-    "draws": "positions",
-}  # of `Moved`, and where they are made from
-MOVED_TOO = ("before", "last", "anchors")  # the same, where there are such
+MOVED = {"ids": "ids", "positions": "row_positions", "slots": "slots", "draws": "positions"}
+"""Arrays of `Moved`, and those of a layout that they are made from."""
+MOVED_TOO = ("before", "last", "anchors")  # the same, under their own names, where there are such
 LAYOUTS = 512  # whose arrays are kept; graphs keep those that they were captured on
 
 Place = tuple[int, tuple[int, ...], str]  # first byte, shape, dtype

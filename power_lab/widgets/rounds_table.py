@@ -192,9 +192,8 @@ def _draft(row: _Row, drafter: str) -> str:
         why = "; ".join(sorted({item.note for item in row.rounds if item.note}))
         return f'<td class="pl-num" title="{escape(why)}"><small>none</small></td>'
     size = len(entry.drafted)
-    bar = (
-        f"{'■' * entry.accepted}{'□' * (size - entry.accepted)}" if size <= 8 else ""
-    )  # a longer one takes the tokens' room
+    # A longer one takes the tokens' room.
+    bar = f"{'■' * entry.accepted}{'□' * (size - entry.accepted)}" if size <= 8 else ""
     return (
         f'<td class="pl-num" title="{entry.accepted} of {count(size, "draft")} by {drafter} accepted">'
         f'<span class="pl-bar" aria-hidden="true">{bar}</span> {entry.accepted}/{size}</td>'

@@ -124,10 +124,8 @@ def _row(sweep: Sweep, point: Point, axes: tuple[str, ...], figures: list[str], 
     hint = f"{passes(len(spread))}: {min(spread):.1f} to {max(spread):.1f}"
     cells.append(f'<td class="pl-left">{sign}&nbsp;{meter(speed / most, kind, wide=8)}</td>')
     cells.append(f'<td title="{hint}">{shown("tokens_per_s", speed)}</td>')
-    words = (
-        shown(name, point.figures[name]).replace(" ", "&nbsp;") for name in figures[1:]
-    )  # also where no style of ours holds
-    cells += [f"<td>{one}</td>" for one in words]
+    words = (shown(name, point.figures[name]) for name in figures[1:])
+    cells += [f"<td>{one.replace(' ', '&nbsp;')}</td>" for one in words]  # one line, also where no style of ours holds
     cells.append(f'<td title="SHA-256 {point.digest}">{_outputs(sweep, point)}</td>')
     return f"<tr>{''.join(cells)}</tr>"
 

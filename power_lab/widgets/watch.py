@@ -24,10 +24,8 @@ if TYPE_CHECKING:
 
 KEPT_S = 120  # seconds of history
 UNASKED_S = 10.0  # samples go on so long without a page that shows them
-REST_HZ, REST_S = (
-    1.0,
-    900.0,
-)  # while the view is out of sight, and for how long: whoever scrolls back sees what happened meanwhile
+REST_HZ, REST_S = 1.0, 900.0
+"""While the view is out of sight, and for how long: whoever scrolls back sees what happened meanwhile."""
 LEASE = 60  # seconds in which the kernel was free and a page said nothing: the page is gone
 FIRST_S = 0.5  # how long the static view waits for its first samples
 
@@ -60,9 +58,8 @@ class HostSource:
             raise HostUnavailable("No engine is running.", 'lab.load("smollm2") or lab.generate("Hello") starts one.')
         with ExitStack() as stack:
             stack.callback(client.close)
-            stack.callback(
-                client.subscribe(on_vitals, hz, on_end).close
-            )  # first, so that our own leaving is not told as an end
+            feed = client.subscribe(on_vitals, hz, on_end)
+            stack.callback(feed.close)  # first, so that our own leaving is not told as an end
             return stack.pop_all()
 
 
