@@ -121,10 +121,10 @@ class LoadBar:
 
 
 class CountBar:
-    """Counts finished runs."""
+    """Counts finished runs. `kept` names where they are found when not all of them came."""
 
-    def __init__(self, total: int, wanted: bool) -> None:
-        self._total = total
+    def __init__(self, total: int, wanted: bool, kept: str) -> None:
+        self._total, self._kept = total, kept
         self._done = 0
         self._since = time.monotonic()
         self._bar = make_bar("run") if wanted and total > 1 else None
@@ -142,4 +142,5 @@ class CountBar:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._bar is not None:
-            self._bar.close(f"{self._done} of {self._total} runs in {time.monotonic() - self._since:.1f} s")
+            where = "" if kind is None else f"; {self._kept} has what there is"
+            self._bar.close(f"{self._done} of {self._total} runs in {time.monotonic() - self._since:.1f} s{where}")

@@ -17,7 +17,7 @@ from power_lab.engine.config import EngineConfig, HostSettings, Paths, names_mod
 from power_lab.engine.request import SamplingParams
 from power_lab.errors import ConfigError, EngineClosed, EngineInUse, HostUnavailable, RequestCancelled, StepFailed
 from power_lab.keywords import plain, sampling
-from power_lab.many import derived_seed, in_order
+from power_lab.many import as_finished, derived_seed
 
 if TYPE_CHECKING:
     from power_lab.engine.chat import History
@@ -54,6 +54,8 @@ class Lab:
 
     Attributes:
         last: the latest finished run, also when it was interrupted.
+        last_many: the runs of the latest `generate_many` by its prompts. Where that was interrupted: those that had finished, what those
+            under way had by then (finish `cancelled`), and None for those that had not begun.
     """
 
     def __init__(self, *, paths: Paths | None = None, settings: HostSettings | None = None) -> None:
@@ -63,6 +65,7 @@ class Lab:
         self._engine: RemoteEngine | None = None
         self._lock = threading.RLock()
         self.last: Run | None = None
+        self.last_many: list[Run | None] = []
         self._watch: Watch | None = None
 
     @cached_property
@@ -236,9 +239,10 @@ class Lab:
         """Run many requests as a continuous batch; the runs come back in the order of the prompts.
 
         Run `i` uses the seed `derived_seed(seed, i)`, so each can be repeated alone; `seed=None` draws the common one. Other arguments
-        and errors as for `generate`; an error or interrupt cancels the rest.
+        and errors as for `generate`; an error or interrupt cancels the rest, and `last_many` has what there is.
         """
         from power_lab.bars import CountBar
+        from power_lab.run import Run
 
         wanted = sampling(params)
         if isinstance(prompts, (str, bytes, Mapping)) or not isinstance(prompts, Iterable):
@@ -252,11 +256,16 @@ class Lab:
         def submit(index: int) -> RemoteRun:
             return self._submit(asked[index], msgspec.structs.replace(wanted, seed=derived_seed(seed, index)), **keys)
 
-        runs: list[Run] = []
-        with self._closing_noticed(), CountBar(len(asked), progress) as bar:
-            for record in in_order(len(asked), submit, IN_FLIGHT):
-                runs.append(_sound(self._keep(record)))
-                bar.update()
+        records: list[RunRecord | None] = [None] * len(asked)
+        try:
+            with self._closing_noticed(), CountBar(len(asked), progress, "lab.last_many") as bar:
+                for _, record in as_finished(submit, IN_FLIGHT, records):
+                    _sound(self._keep(record))
+                    bar.update()
+        finally:
+            self.last_many = [None if record is None else Run(record) for record in records]
+        runs = [run for run in self.last_many if run is not None]
+        self.last = runs[-1] if runs else self.last
         return runs
 
     def sweep(

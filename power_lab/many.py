@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
+from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from power_lab.errors import HostUnavailable, QueueFull
@@ -22,27 +23,38 @@ def derived_seed(seed: int, index: int) -> int:
     return int.from_bytes(digest[:8], "little") >> 1
 
 
-def in_order(count: int, submit: Callable[[int], RemoteRun], window: int) -> Iterator[RunRecord]:
-    """Records of runs 0..count-1, at most `window` in flight. Whatever ends this early cancels and awaits the rest."""
-    flying: deque[tuple[int, RemoteRun]] = deque()
+def as_finished(submit: Callable[[int], RemoteRun], window: int, records: list[RunRecord | None]) -> Iterator[tuple[int, RunRecord]]:
+    """Run as many as `records` has places, each record into its own; they come, with their indices, as the runs end.
+
+    `window` runs are in flight while so many are left, however long one of them takes. Whatever ends this early cancels the others and
+    waits for them; what they have by then is kept in `records` too. Raises the error of a submission.
+    """
+    flying: dict[int, RemoteRun] = {}
+    ended: SimpleQueue[int] = SimpleQueue()
+
+    def fly(index: int) -> None:
+        run = flying[index] = submit(index)
+        run.when_over(partial(ended.put, index))
+
     begun = 0
     try:
-        while begun < count or flying:
-            while begun < count and len(flying) < window:
-                flying.append((begun, submit(begun)))
+        while begun < len(records) or flying:
+            while begun < len(records) and len(flying) < window:
+                fly(begun)
                 begun += 1
-            index, run = flying[0]
+            index = ended.get()
             try:
-                record = run.result()
+                record = records[index] = flying[index].result()
             except QueueFull:  # other clients fill the queue: this one comes back when there is room
                 time.sleep(0.05)
-                flying[0] = index, submit(index)
+                fly(index)
                 continue
-            flying.popleft()
-            yield record
+            del flying[index]
+            yield index, record
     finally:
         with suppress(HostUnavailable):
-            for _, run in flying:
+            for run in flying.values():
                 run.cancel()
-        for _, run in flying:
+        for index, run in flying.items():
             run.settle()
+            records[index] = run.record

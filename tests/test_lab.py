@@ -175,6 +175,7 @@ def test_derived_seeds_are_fixed_for_ever():
 
 def test_a_failing_run_among_many_cancels_the_rest(lab: Lab):
     raises(CapacityError, lambda: lab.generate_many(["slow", "raise typed", "slow"], max_tokens=20))
+    assert [run and run.finish for run in lab.last_many] == ["cancelled", None, "cancelled"]
     eventually(lambda: lab.engine.status().running == 0)
 
 
@@ -263,6 +264,19 @@ def test_an_interrupt_ends_all_of_many_runs(lab: Lab):
         lab.generate_many(["slow"] * 30, max_tokens=100_000)
     assert lab.status().engines[0].runs == 0
     assert len(lab.generate_many(["a", "b"], max_tokens=1)) == 2
+
+
+def test_an_interrupt_of_many_runs_keeps_those_that_came_and_what_the_others_had(lab: Lab, monkeypatch):
+    came: list[None] = []
+    monkeypatch.setattr(bars.CountBar, "update", lambda bar: came.append(None))
+    with interrupt_when(lambda: len(came) == 70):
+        lab.generate_many(["slow", *(f"p{i}" for i in range(70)), *["slow"] * 70], max_tokens=2_000)
+    ends = [None if run is None else run.finish for run in lab.last_many]
+    assert ends[1:71] == ["length"] * 70, "the first, which is slow, holds up no other"
+    assert (ends[0], set(ends[71:])) == ("cancelled", {"cancelled", None})
+    assert lab.last_many[0] is not None
+    assert lab.last_many[0].tokens
+    assert lab.generate_many(["a", "b"], max_tokens=1) == lab.last_many
 
 
 def test_an_interrupted_load_leaves_no_lease(home: Home, lab: Lab):

@@ -14,7 +14,7 @@ from power_lab.engine.config import EngineConfig
 from power_lab.engine.request import Prompt, SamplingParams
 from power_lab.errors import EngineClosed, HostUnavailable, PowerLabError
 from power_lab.keywords import sampling
-from power_lab.many import derived_seed, in_order
+from power_lab.many import as_finished, derived_seed
 from power_lab.tuning.point import Graphs, Pass, Point
 from power_lab.tuning.settings import Plan, Trial
 
@@ -150,19 +150,21 @@ def _pass(engine: RemoteEngine, trial: Trial, task: Task, key: str) -> Pass:
 
     before = _graphs(engine)
     begin = time.monotonic()
-    records = tuple(_sound(record) for record in in_order(len(task.prompts), submit, trial.own["batch"]))
+    come: list[RunRecord | None] = [None] * len(task.prompts)
+    for _, record in as_finished(submit, trial.own["batch"], come):
+        _sound(record)
     wall = time.monotonic() - begin
+    records = tuple(record for record in come if record is not None)
     after = _graphs(engine)
     if before is None or after is None:
         return Pass(records, wall)
     return Pass(records, wall, after.steps - before.steps, after.replays - before.replays)
 
 
-def _sound(record: RunRecord) -> RunRecord:
+def _sound(record: RunRecord) -> None:
     if record.finish in ("error", "cancelled"):
         said = record.finish_detail if record.finish == "error" else "somebody else stopped it"
         raise PowerLabError(f"A run ended with {record.finish}: {said}", "Measure this point again.")
-    return record
 
 
 def _graphs(engine: RemoteEngine) -> Graphs | None:

@@ -105,6 +105,10 @@ def test_stop_cancels_the_run_and_the_next_cell_works(kernel: Kernel, home: Home
         assert (done.status, done.error) == ("error", "KeyboardInterrupt")
         assert running(home, 0)
         assert kernel.run("%%generate --max-tokens 2\nhi").status == "ok"
+        if runs == 3:
+            line = done.outputs[0]["data"]["text/plain"]
+            assert line.startswith("0 of 3 runs in")
+            assert "lab.last_many" in line
     assert kernel.run("print(lab.last.finish)").text == "length\n"
     assert len(host(home).engines) == 1
 

@@ -17,9 +17,14 @@ DRAFTERS = ("off", "lookup", "ngram", "mtp")
 class FakeRun:
     def __init__(self, make) -> None:
         self._make = make
+        self.record = None
+
+    def when_over(self, told) -> None:
+        told()
 
     def result(self):
-        return self._make()
+        self.record = self._make()
+        return self.record
 
     def cancel(self) -> None: ...
 

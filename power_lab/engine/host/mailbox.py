@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import threading
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -23,6 +24,9 @@ class Mailbox:
         self.id = request
         self._listener = listener
         self._replies: queue.SimpleQueue[wire.Reply | PowerLabError] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._over = False
+        self._when_over: Callable[[], None] | None = None
 
     def put(self, reply: wire.Reply | PowerLabError) -> None:
         """Called by the reader thread."""
@@ -30,6 +34,18 @@ class Mailbox:
             with contextlib.suppress(Exception):  # a listener's error is its own; other requests share this thread
                 self._listener(reply)
         self._replies.put(reply)
+        if isinstance(reply, (wire.Done, wire.Failure, PowerLabError)):
+            with self._lock:
+                self._over, told = True, self._when_over
+            if told is not None:
+                told()
+
+    def when_over(self, told: Callable[[], None]) -> None:
+        """Have `told` called once, when a run's record or an error is there to take: on the reader thread, or now."""
+        with self._lock:
+            over, self._when_over = self._over, told
+        if over:
+            told()
 
     def next(self, timeout: float | None = None) -> wire.Reply:
         """Wait for the next reply. Raises TimeoutError after `timeout` seconds, or the typed error of the reply."""

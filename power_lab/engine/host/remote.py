@@ -50,6 +50,10 @@ class RemoteRun:
             raise
         return self.record
 
+    def when_over(self, told: Callable[[], None]) -> None:
+        """Have `told` called once `result` need not wait: on the reader thread, or now."""
+        self._mail.when_over(told)
+
     def settle(self) -> None:
         """Cancel, and wait until the engine has let go of the run, once. Never raises for the engine's sake."""
         if self._settled:
