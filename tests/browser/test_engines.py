@@ -179,10 +179,14 @@ def test_a_page_is_live_again_while_a_cell_runs_on(lab_page):
     page.locator(f"{OUTPUT} .pl-status", has_text=re.compile(r"Snapshot from \d")).wait_for()
     assert not (root / "ended").exists(), "the cell had to end first"
 
-    # Each page asks for a subshell that it never gives back. Here they are as many as there may be from the start.
+    # Each page asks for subshells that it never gives back. Here they are as many as there may be from the start, and each has
+    # answered once: its thread opens a file then, whichever reload has it answer first.
     page.evaluate(
         "async most => { const kernel = window.jupyterapp.shell.currentWidget.sessionContext.session.kernel;"
-        " for (let at = 0; at < most; at++) await kernel.requestCreateSubshell({}); }",
+        " for (let at = 0; at < most; at++) await kernel.requestCreateSubshell({}).done;"
+        " const there = (await kernel.requestListSubshell({}).done).content.subshell_id, own = kernel.subshellId;"
+        " for (const id of there) { kernel.subshellId = id; await kernel.requestCommInfo({}); }"
+        " kernel.subshellId = own; }",
         SUBSHELL_CAP,
     )
     before = held(lab_page)
