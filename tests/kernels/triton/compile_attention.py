@@ -1,4 +1,5 @@
-"""Compiles rotation and attention for sm_90, without a GPU. Fails where decode spills registers or a launch exceeds shared memory.
+"""Compiles rotation and attention for sm_90, without a GPU. Fails where decode spills registers, a launch exceeds shared memory, or a
+variant needs more than `recorded` says.
 
 Run by test_attention; with arguments, `compile_attention.py ROWS Q_HEADS KV_HEADS HEAD_DIM [STAGES]`, it prints one variant's
 resources.
@@ -19,6 +20,7 @@ from power_lab.kernels.triton.attend import attend_many, list_groups
 from power_lab.kernels.triton.attention import Plan
 from power_lab.kernels.triton.share import attend_few, combine
 from tests.kernels.triton.cubin import resources
+from tests.kernels.triton.recorded import RENEW, Recorded
 
 SHARED = 232448  # bytes of a block on sm_90
 STACK = 128  # bytes of spilled registers that are put up with
@@ -74,23 +76,24 @@ def attend(
     return built
 
 
-def check_attention() -> None:
+def check_attention(record: Recorded) -> None:
     for heads in HEADS:
         for rows, pages in ((1, PAGES), (1, 16), (8, PAGES), (4096, PAGES)):
             cut = attention.plan(rows, *heads, pages)
             for rules in ((False, False, False), (True, True, True)) if rows == 1 else ((False, False, False),):
-                shared, registers, stack = resources(attend(cut, heads, rows, *rules))
-                print(heads, rows, rules, cut, shared, registers, stack, flush=True)
+                shared, _, stack = use = resources(attend(cut, heads, rows, *rules))
+                record.see(f"attention {heads} {rows} rows {pages} pages{' all rules' if any(rules) else ''}", use)
                 assert shared <= SHARED, f"{heads} {rows} {cut}: {shared} bytes of shared memory"
                 assert stack <= STACK or heads[2] > 128, f"{heads} {rows} {cut}: {stack} bytes of registers spilled"
     constants: dict[str, object] = {
         "sinks": None, "Q_HEADS": 32, "D": 128, "WIDTH": 128, "SPLIT": 128, "WINDOWED": False, "AHEAD": attention.AHEAD, "PDL": True,
     }  # fmt: skip
-    print("combine", resources(build(combine, constants, num_warps=4)))
-    print("list", resources(build(list_groups, {"ROWS": 16, "AT_ONCE": attention.LISTED, "PDL": True}, num_warps=4)))
+    record.see("combine", resources(build(combine, constants, num_warps=4)))
+    listed: dict[str, object] = {"ROWS": 16, "AT_ONCE": attention.LISTED, "PDL": True}
+    record.see("list_groups", resources(build(list_groups, listed, num_warps=4)))
 
 
-def check_rotation() -> None:
+def check_rotation(record: Recorded) -> None:
     for q_heads, kv_heads, norms in ((32, 8, True), (32, 8, False), (0, 8, False), (0, 8, True), (32, 0, True)):
         constants: dict[str, object] = {
             "Q_HEADS": q_heads, "KV_HEADS": kv_heads, "D": 128, "HALF": 64, "HALF_BLOCK": 64, "REST_BLOCK": 0, "D_BLOCK": 128,
@@ -99,26 +102,22 @@ def check_rotation() -> None:
         }  # fmt: skip
         if not norms:
             constants |= {"q_norm": None, "k_norm": None}
-        print(
-            "rope",
-            q_heads,
-            kv_heads,
-            norms,
-            found := resources(build(rope._rope_write, constants, num_warps=8 if norms else 4)),
-        )
-        assert found[2] == 0, "registers spilled"
+        use = resources(build(rope._rope_write, constants, num_warps=8 if norms else 4))
+        record.see(f"rope {q_heads} {kv_heads}{' normed' if norms else ''}", use)
+        assert use[2] == 0, "registers spilled"
 
 
 def main() -> None:
-    if len(sys.argv) > 1:
+    if sys.argv[1:] not in ([], [RENEW]):
         rows, *heads = map(int, sys.argv[1:5])
         cut = attention.plan(rows, *heads, PAGES)
         if len(sys.argv) > 5:
             cut = replace(cut, stages=int(sys.argv[5]))
         print(cut, "shared, registers, stack:", resources(attend(cut, (heads[0], heads[1], heads[2]), rows)))
         return
-    check_rotation()
-    check_attention()
+    with Recorded("attention") as record:
+        check_rotation(record)
+        check_attention(record)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Compiles the products for sm_90, without a GPU. Fails where a decode tile spills registers or exceeds shared memory.
+"""Compiles the products for sm_90, without a GPU. Fails where a decode tile spills registers or exceeds shared memory, and
+where a variant needs more than `recorded` says.
 
 Run by test_linear; with arguments, `compile_linear.py TYPE ROWS COLUMNS K`, it prints the resource use of one variant.
 """
@@ -20,6 +21,7 @@ from power_lab.kernels.triton.planes import FORMS, PLANES, repack
 from power_lab.kernels.triton.product import product
 from power_lab.kernels.triton.wide import wide
 from tests.kernels.triton.cubin import resources
+from tests.kernels.triton.recorded import RENEW, Recorded
 
 SHARED = 232448  # bytes of a block on sm_90
 POINTERS = {np.int16: "*i16", np.uint8: "*u8", np.int8: "*i8", np.float16: "*fp16"}
@@ -104,18 +106,23 @@ def compiled_wide(
 
 
 def main() -> None:
-    if len(sys.argv) > 1:
+    if sys.argv[1:] not in ([], [RENEW]):
         type, rows, columns, cols = QuantType[sys.argv[1]], *map(int, sys.argv[2:5])
         for activation in (0, 1):
             print(type.name, rows, columns, cols, activation, linear.shape(columns, cols, type, activation > 0, rows))
             print("shared bytes, registers, stack bytes:", *compiled(type, rows, columns, cols, activation))
         return
+    with Recorded("linear") as record:
+        check(record)
+
+
+def check(record: Recorded) -> None:
     for type, case in itertools.product((QuantType.BF16, QuantType.F16), (
         (4096, 512, 1, 0, False), (1024, 512, 1, 1, False), (4096, 4096, 4, 0, False), (6144, 4096, 1, 0, False),
         (12288, 4096, 1, 1, False), (4096, 4096, 8, 0, True), (12288, 4096, 4, 1, True),
     )):  # fmt: skip
-        shared, registers, stack = compiled_wide(type, *case)
-        print("wide", type.name, case, shared, registers, stack, flush=True)
+        shared, _, stack = use = compiled_wide(type, *case)
+        record.see(f"wide {type.name} {case}", use)
         assert shared <= SHARED, f"wide {case}: {shared} bytes of shared memory"
         between = 256 if case[2] > 1 and not case[4] else 0  # splits, where sums are read back
         assert stack <= between, f"wide {case}: {stack} bytes of registers spilled"
@@ -129,8 +136,8 @@ def main() -> None:
         if type in (QuantType.BF16, QuantType.Q4_1, QuantType.Q5_0, QuantType.Q8_0):
             cases += [(16, 960, 576, 0, 1), (16, 2048, 640, 2, 1)]
         for case in cases:
-            shared, registers, stack = compiled(type, *case)
-            print(type.name, case, shared, registers, stack, flush=True)
+            shared, _, stack = use = compiled(type, *case)
+            record.see(f"product {type.name} {case}", use)
             assert shared <= SHARED, f"{type.name} {case}: {shared} bytes of shared memory"
             assert stack == 0 or case[0] > 64, f"{type.name} {case}: {stack} bytes of registers spilled"
 

@@ -1,6 +1,7 @@
 """Compiles what drafters add to a step for sm_90, without a GPU, as its launches would. Run by test_moves; prints resource use.
 
-Fails where a kernel spills, writes before it has waited, or sums squares in another order than the norm whose bits it promises.
+Fails where a kernel spills, needs more than `recorded` says, writes before it has waited, or sums squares in another order than the norm
+whose bits it promises.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from power_lab.kernels.ops import Array, Batch, Moved, Onward
 from power_lab.kernels.quants import QuantType
 from power_lab.kernels.triton.variants import DryOps, Variants
 from tests.kernels.triton.cubin import resources
+from tests.kernels.triton.recorded import Recorded
 
 WIDTHS = (576, 1536, 4096, 8192)
 
@@ -33,9 +35,10 @@ class Compiled(Variants):
         return super().submit(key, compile_fn, finalize_fn)
 
 
-def check(kernel: CompiledKernel) -> None:
-    ptx, (shared, registers, stack) = kernel.asm["ptx"], resources(kernel)
-    print(f"{kernel.metadata.name}: shared {shared}, registers {registers}, stack {stack}")
+def check(kernel: CompiledKernel, record: Recorded, of: str) -> None:
+    ptx, use = kernel.asm["ptx"], resources(kernel)
+    record.see(f"{kernel.metadata.name} {of}", use)
+    _, registers, stack = use
     assert registers <= 128 and stack == 0, kernel.metadata.name
     if kernel.metadata.name == "_barrier":  # out of the chain, so that those behind see what was written before it
         assert "griddepcontrol" not in ptx
@@ -93,12 +96,12 @@ def launched(
 
 
 def main() -> None:
-    with Compiled() as compiled:
+    with Recorded("moves") as record, Compiled() as compiled:
         ops = DryOps()
         for width, operand in itertools.product(WIDTHS, ("bfloat16", "float16")):
             kernels, orders = launched(compiled, ops, width, 4, operand)
             for kernel in kernels:
-                check(kernel)
+                check(kernel, record, f"{width} {operand}")
             found = [sum for kernel in kernels for sum in sums(kernel) if kernel.metadata.name == "_tap"]
             assert len(found) == 2 and set(found) == set(orders), (width, found, orders)
 

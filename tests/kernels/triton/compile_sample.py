@@ -1,6 +1,7 @@
 """Compiles the sampler chain, log-probabilities and the small kernels of a step for sm_90, without a GPU, as their launches would.
 
-Run by test_sample; prints resource use. Fails where a kernel spills, needs more than 128 registers, or divides inexactly.
+Run by test_sample; prints resource use. Fails where a kernel spills, needs more than 128 registers or than `recorded` says, or divides
+inexactly.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from triton.compiler import ASTSource
 
 from power_lab.kernels.triton import logprobs, norm, penalties, sample, survivors
 from tests.kernels.triton.cubin import resources
+from tests.kernels.triton.recorded import Recorded
 
 CONTROLS = sample.Controls(
     temperature="*fp32", top_k="*i32", top_p="*fp32", min_p="*fp32", repetition="*fp32", presence="*fp32", seeds="*i64", positions="*i64",
@@ -65,7 +67,10 @@ def main() -> None:
         (logprobs._logprobs, {"BLOCK": logprobs.BLOCK, "num_warps": logprobs.WARPS}),
         (penalties.mark, {"BLOCK": 0, "num_warps": 4}),
         (sample._survey, {**sample.plan(1, 262144), "RANDOM": False, "LIMITED": False, "means": None}),
-        *((kernel, sample.plan(1, 16384) | {"RANDOM": True, "LIMITED": False}) for kernel in (sample._survey, sample._draw)),
+        *(
+            (kernel, sample.plan(1, 16384) | {"RANDOM": True, "LIMITED": False})
+            for kernel in (sample._survey, sample._draw)
+        ),
         *((kernel, sample.plan(rows, 262144) | flags) for kernel in passes for rows in (1, 64)),
         (norm._softcap, {"BLOCK": norm.CAPPED, "num_warps": 4}),
         *(
@@ -77,19 +82,26 @@ def main() -> None:
             for parts in ({"rows": None}, {"post": None}, {"rows": None, "post": None, "delta": None})
         ),
     ]
-    for kernel, meta in cases:
-        programs = 262144 // (meta["BLOCK"] or 1024)
-        constants = {
-            **meta,
-            "PROGRAMS": programs,
-            "PEAKS": 262144 // sample.GROUP.value,
-            "BINS": survivors.BINS.value,
-            "LISTED": survivors.LISTED,
-            "PDL": True,
-        }
-        shared, registers, stack = compiled(kernel, constants, meta["num_warps"])
-        print(f"{kernel.__name__} {meta}: shared {shared}, registers {registers}, stack {stack}")
-        assert registers <= 128 and stack <= STACK, kernel.__name__
+    with Recorded("sample") as record:
+        for kernel, meta in cases:
+            check(kernel, meta, record)
+
+
+def check(kernel: Any, meta: dict[str, Any], record: Recorded) -> None:
+    programs = 262144 // (meta["BLOCK"] or 1024)
+    constants = {
+        **meta,
+        "PROGRAMS": programs,
+        "PEAKS": 262144 // sample.GROUP.value,
+        "BINS": survivors.BINS.value,
+        "LISTED": survivors.LISTED,
+        "PDL": True,
+    }
+    use = compiled(kernel, constants, meta["num_warps"])
+    told = ", ".join(f"{key} {value}" for key, value in meta.items() if key != "num_warps")
+    record.see(f"{kernel.__name__} {told}", use)
+    _, registers, stack = use
+    assert registers <= 128 and stack <= STACK, kernel.__name__
 
 
 if __name__ == "__main__":
