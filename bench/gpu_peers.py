@@ -1,4 +1,4 @@
-"""Other engines on the same geometries: transformers measured in a process of its own, vLLM as recorded elsewhere.
+"""Other engines on the same geometries: transformers measured in a process of its own, vLLM and llama.cpp as recorded elsewhere.
 
     python bench/gpu_peers.py GEOMETRY eager|static [--device cuda] [--prompt 128] [--count 64]
 
@@ -20,44 +20,97 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from bench.geometries import GEOMETRIES  # noqa: E402
+from power_lab.engine.models.spec import ModelSpec  # noqa: E402
 
 RUNS = 5
-PATIENCE = {"eager": 90, "static": 100}  # seconds for import, weights, compiling and measuring
+HOW = ("eager", "static")
+PATIENCE = 300.0  # seconds for import, weights, compiling and measuring; 100 were too few on a machine that compiled for others, too
 
+VLLM, INVARIANT, LLAMA = "vLLM 0.26.0", "vLLM 0.26.0 batch-invariant", "llama.cpp 0.4.0"
 RECORDED: dict[str, list[dict[str, Any]]] = {
     "qwen3-8b": [
-        {"engine": "vLLM 0.26.0", "batch": 1, "tokens_per_s": 195.3, "end_to_end_tokens_per_s": 189.0},
-        {"engine": "vLLM 0.26.0", "batch": 4, "tokens_per_s": 769},
-        {"engine": "vLLM 0.26.0", "batch": 64, "tokens_per_s": 10207, "end_to_end_tokens_per_s": 9156},
-        {"engine": "vLLM 0.26.0 batch-invariant", "batch": 1, "tokens_per_s": 51.2, "end_to_end_tokens_per_s": 51.1},
-        {"engine": "vLLM 0.26.0 batch-invariant", "batch": 4, "tokens_per_s": 215},
-        {"engine": "vLLM 0.26.0 batch-invariant", "batch": 64, "tokens_per_s": 4081, "end_to_end_tokens_per_s": 3851},
+        {"engine": VLLM, "batch": 1, "tokens_per_s": 195.3, "end_to_end_tokens_per_s": 189.0},
+        {"engine": VLLM, "batch": 4, "tokens_per_s": 769},
+        {"engine": VLLM, "batch": 64, "tokens_per_s": 10207, "end_to_end_tokens_per_s": 9156},
+        {"engine": INVARIANT, "batch": 1, "tokens_per_s": 51.2, "end_to_end_tokens_per_s": 51.1},
+        {"engine": INVARIANT, "batch": 4, "tokens_per_s": 215},
+        {"engine": INVARIANT, "batch": 64, "tokens_per_s": 4081, "end_to_end_tokens_per_s": 3851},
     ],
     "qwen3-0.6b": [
-        {"engine": "vLLM 0.26.0", "batch": 1, "tokens_per_s": 355, "end_to_end_tokens_per_s": 341},
-        {"engine": "vLLM 0.26.0", "batch": 4, "tokens_per_s": 1477},
-        {"engine": "vLLM 0.26.0", "batch": 16, "tokens_per_s": 6009},
-        {"engine": "vLLM 0.26.0", "batch": 64, "tokens_per_s": 12873, "end_to_end_tokens_per_s": 12410},
+        {"engine": VLLM, "batch": 1, "tokens_per_s": 355, "end_to_end_tokens_per_s": 341},
+        {"engine": VLLM, "batch": 4, "tokens_per_s": 1477},
+        {"engine": VLLM, "batch": 16, "tokens_per_s": 6009},
+        {"engine": VLLM, "batch": 64, "tokens_per_s": 12873, "end_to_end_tokens_per_s": 12410},
+    ],
+    "smollm2-bf16": [
+        {"engine": VLLM, "batch": 1, "tokens_per_s": 431, "weights": "the Q4_1 file as bf16"},
+        {
+            "engine": VLLM,
+            "batch": 1,
+            "end_to_end_tokens_per_s": 413,
+            "weights": "the Q4_1 file as bf16",
+            "of": "50 chats, 200 tokens",
+        },
+        {
+            "engine": VLLM,
+            "batch": 50,
+            "end_to_end_tokens_per_s": 9478,
+            "weights": "the Q4_1 file as bf16",
+            "of": "50 chats, 200 tokens",
+        },
+        {
+            "engine": INVARIANT,
+            "batch": 1,
+            "end_to_end_tokens_per_s": 410,
+            "weights": "the Q4_1 file as bf16",
+            "of": "50 chats, 200 tokens",
+        },
+        {
+            "engine": INVARIANT,
+            "batch": 50,
+            "end_to_end_tokens_per_s": 15478,
+            "weights": "the Q4_1 file as bf16",
+            "of": "50 chats, 200 tokens",
+        },
+        {"engine": LLAMA, "batch": 1, "tokens_per_s": 795, "weights": "the Q4_1 file"},
+        {
+            "engine": LLAMA,
+            "batch": 1,
+            "end_to_end_tokens_per_s": 718,
+            "weights": "the Q4_1 file",
+            "of": "50 prompts, 200 tokens",
+        },
     ],
 }
-"""Recorded elsewhere: one run each on an H200 of another day, prompt 128, 256 new tokens, greedy, no prefix cache (29 Nov 2026)."""
+"""Steady rates (decoding alone) and those with the prompts in them. Unless `of` says otherwise: prompts of 128 tokens, 256 new ones."""
+
+ELSEWHERE = "another H200, 29 Nov 2026, one run, greedy, no prefix cache"
 
 
-def records(geometry: str, device: str) -> list[dict[str, Any]]:
-    """What transformers reaches now, and what was recorded; an engine that fails or takes too long says so."""
-    measured = [_apart(geometry, how, device) for how in PATIENCE]
-    marked = {"phase": "decode", "recorded_elsewhere": True}
+def geometry_of(spec: ModelSpec) -> str | None:
+    """The name of the geometry whose layers a model has, whatever its weights are stored as."""
+    mine = (spec.width, len(spec.layers), spec.vocab)
+    for name, config in GEOMETRIES.items():
+        if mine == (config["hidden_size"], config["num_hidden_layers"], config["vocab_size"]):
+            return name
+    return None
+
+
+def records(geometry: str, device: str, patience: float) -> list[dict[str, Any]]:
+    """What transformers reaches now, and what was recorded; an engine that fails or takes longer than `patience` seconds says so."""
+    measured = [_apart(geometry, how, device, patience) for how in HOW]
+    marked = {"phase": "decode", "recorded_elsewhere": ELSEWHERE}
     return [*measured, *(marked | record for record in RECORDED.get(geometry, []))]
 
 
-def _apart(geometry: str, how: str, device: str) -> dict[str, Any]:
+def _apart(geometry: str, how: str, device: str, patience: float) -> dict[str, Any]:
     """One measurement in another process, which a slow compiler cannot hold up."""
-    named = {"phase": "decode", "engine": f"transformers, {how}", "batch": 1}
+    named = {"phase": "decode", "engine": f"transformers, {how}", "batch": 1, "weights": f"{geometry}, random, bf16"}
     command = [sys.executable, __file__, geometry, how, "--device", device]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE[how])
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=patience)
     except subprocess.TimeoutExpired:
-        return named | {"failed": f"not done after {PATIENCE[how]} s"}
+        return named | {"failed": f"not done after {patience:g} s; --patience gives it more"}
     if done.returncode:
         return named | {"failed": done.stderr.strip().splitlines()[-1][:200] if done.stderr.strip() else "no message"}
     return named | json.loads(done.stdout.splitlines()[-1])
@@ -66,7 +119,7 @@ def _apart(geometry: str, how: str, device: str) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("geometry", choices=GEOMETRIES)
-    parser.add_argument("how", choices=PATIENCE)
+    parser.add_argument("how", choices=HOW)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--prompt", type=int, default=128)
     parser.add_argument("--count", type=int, default=64)

@@ -58,6 +58,8 @@ class Bench:
         copy_rate, matrix_rate: bytes and floating-point operations a second that the device reaches at best.
         prompt, count: tokens of a request.
         batch, prefill: of the largest measurement.
+        long: tokens of the prompt of one request of each batch that decodes; 0: as all others.
+        context: longest request that the engine takes; 0: the model's, as far as the pool holds it.
     """
 
     def __init__(
@@ -71,15 +73,19 @@ class Bench:
         count: int = 256,
         batch: int = 128,
         prefill: int = 4096,
+        long: int = 0,
+        context: int = 0,
     ) -> None:
         assert isinstance(loaded.model.ops, Spy)
         self.spy: Spy = loaded.model.ops
         self.loaded, self.device = loaded, device
         self._copy_rate, self._matrix_rate = copy_rate, matrix_rate
-        self._prompt, self._count, self._prefill = prompt, count, prefill
+        self._prompt, self._count, self._prefill, self._long = prompt, count, prefill, long
+        pages = batch * -(-(prompt + count) // 64) + (-(-(long + count) // 64) if long else 0)
         config = EngineConfig(
             device=device,  # type: ignore[arg-type]
-            kv_tokens=max(batch * -(-(prompt + count) // 64) * 64, prefill + 64),
+            kv_tokens=max(pages * 64, prefill + 64, -(-context // 64) * 64),
+            context=context,
             step_tokens=prefill,
             max_batch=batch,
             prefix_cache=False,
@@ -90,18 +96,19 @@ class Bench:
 
     def decode(self, batch: int) -> Record:
         """`batch` requests at once, end to end and in the steps in which all of them decode."""
-        self._requests(batch, 0)  # compiles and captures
+        self._requests(batch, 0, self._long)  # compiles and captures
         rates, steps, device = [], [], []
         before = self._eager_steps()
         for _ in range(RUNS):
             start = time.perf_counter()
-            records = self._requests(batch, 0)
+            records = self._requests(batch, 0, self._long)
             rates.append(batch * self._count / (time.perf_counter() - start))
             steps.append(step_seconds(records))
             device.append(statistics.median(round_.forward_s for round_ in records[0].rounds))
         step = statistics.median(steps)
         made = {"phase": "decode", "batch": batch, "end_to_end_tokens_per_s": round(statistics.median(rates), 1)}
-        made |= self._step(batch, step, 0) | {"device_ms": round(statistics.median(device) * 1e3, 4)}
+        made |= {"long": self._long} if self._long else {}
+        made |= self._step(batch, step, 0, self._long) | {"device_ms": round(statistics.median(device) * 1e3, 4)}
         eager = {f"{rows} rows: {why}": n for (rows, why), n in (self._eager_steps() - before).items()}
         return made | {"eager_steps": eager, "best_ms": round(min(steps) * 1e3, 4), "runs": RUNS}
 
@@ -194,24 +201,26 @@ class Bench:
                 steps[shape.shape.rows, why] += count
         return steps
 
-    def _requests(self, batch: int, drafts: int) -> list[RunRecord]:
-        return [ticket.result() for ticket in self._submit(batch, drafts)]
+    def _requests(self, batch: int, drafts: int, long: int = 0) -> list[RunRecord]:
+        return [ticket.result() for ticket in self._submit(batch, drafts, long)]
 
-    def _submit(self, batch: int, drafts: int) -> list[Ticket]:
+    def _submit(self, batch: int, drafts: int, long: int = 0) -> list[Ticket]:
         speculation = {"speculate": "ngram", "width": drafts, "controller": "fixed"} if drafts else {}
         params = SamplingParams(max_tokens=self._count, ignore_eos=True, **speculation)
-        return [self.engine.submit(self._tokens(i, self._prompt), params) for i in range(batch)]
+        lengths = [long or self._prompt, *(self._prompt for _ in range(batch - 1))]
+        return [self.engine.submit(self._tokens(i, length), params) for i, length in enumerate(lengths)]
 
     def _tokens(self, seed: int, count: int) -> list[int]:
         return np.random.default_rng(seed).integers(0, min(256, self.engine.facts.vocab), count).tolist()
 
-    def _step(self, batch: int, step: float, drafts: int) -> Record:
+    def _step(self, batch: int, step: float, drafts: int, long: int = 0) -> Record:
         """What a step's seconds amount to, and its graph's alone."""
-        context = self._prompt + self._count // 2
-        read = step_bytes(self.loaded.model.spec, self.loaded.model.weights, batch, context)
+        halfway = self._count // 2
+        contexts = [(long or self._prompt) + halfway, *(self._prompt + halfway for _ in range(batch - 1))]
+        read = step_bytes(self.loaded.model.spec, self.loaded.model.weights, contexts)
         launch = statistics.median(self.spy.launches)
         alone: list[float] = []
-        self._in_a_step(batch, drafts, lambda graph: alone.append(self.spy.graph_seconds(self.device, graph)))
+        self._in_a_step(batch, drafts, lambda graph: alone.append(self.spy.graph_seconds(self.device, graph)), long)
         return {
             "tokens_per_s": round(batch / step, 1),
             "ms": round(step * 1e3, 4),
@@ -223,7 +232,7 @@ class Bench:
             "launch_ms": round(launch * 1e3, 4),
         }
 
-    def _in_a_step(self, batch: int, drafts: int, look: Callable[[Graph], None]) -> None:
+    def _in_a_step(self, batch: int, drafts: int, look: Callable[[Graph], None], long: int = 0) -> None:
         """Run requests and call `look` once with the graph of a step halfway. It may leave nonsense behind, so what they say, or whether
         they fail from there on, means nothing."""
         faults: list[Exception | None] = []
@@ -237,7 +246,7 @@ class Bench:
                 raise
 
         self.spy.on_replay(self._count // 2, once)
-        for ticket in self._submit(batch, drafts):
+        for ticket in self._submit(batch, drafts, long):
             with suppress(PowerLabError):
                 ticket.result()
         if not faults:
@@ -254,12 +263,14 @@ def step_seconds(records: Sequence[RunRecord]) -> float:
     return (at[last] - at[first]) / (last - first)
 
 
-def step_bytes(spec: ModelSpec, weights: ModelWeights, batch: int, context: int) -> int:
+def step_bytes(spec: ModelSpec, weights: ModelWeights, contexts: Sequence[int]) -> int:
     """Bytes that a decode step must read: every matrix that is multiplied with, and the keys and values of the requests in bf16."""
     seen = sum(
-        2 * 2 * layer.attention.kv_width * min(context, layer.attention.window or context) for layer in spec.layers
+        2 * 2 * layer.attention.kv_width * min(context, layer.attention.window or context)
+        for context in contexts
+        for layer in spec.layers
     )
-    return sum(weight.data.nbytes for weight in weights.matrices()) + batch * seen
+    return sum(weight.data.nbytes for weight in weights.matrices()) + seen
 
 
 def prefill_work(spec: ModelSpec, weights: ModelWeights, tokens: int) -> float:
