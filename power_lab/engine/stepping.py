@@ -56,7 +56,9 @@ class Stepper:
         self.live: dict[int, Live] = {}
         self.totals = views.Totals()
         self.monitor = Monitor(parts.scheduler.pool, asynchronous=parts.runner.ops.asynchronous)
-        self.recorder = Recorder(parts.recorded, config.max_batch, clock)
+        self.recorder = Recorder(
+            parts.recorded, config.max_batch, clock, resumes=self._overlap and parts.runner.resumes
+        )
 
     @property
     def busy(self) -> bool:

@@ -38,6 +38,7 @@ class Round(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         width: most drafts that the controller allowed, -1 where it was not asked; why: its reason.
         reachable: how many of `emitted` are in the drafter's part of the vocabulary, -1 where it has all of it or was not asked.
         replays, replay_s: passes run again to bring state back after refused drafts, and their time.
+        resumed: whether its drafts were made on the device, as a part of the step: what that took is in `forward_s`.
     """
 
     step: int
@@ -59,6 +60,7 @@ class Round(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     reachable: int = -1
     replays: int = 0
     replay_s: float = 0.0
+    resumed: bool = False
 
     @property
     def rejected(self) -> tuple[int, ...]:
@@ -143,6 +145,7 @@ class DraftTable(msgspec.Struct, frozen=True, kw_only=True):
         drafts, confidence, notes: of each entry, as in `drafters.Draft`.
         reads: rows of tokens that the drafter catches up with in one call; 0 where it reads them with the target.
         calls: (drafted tokens, seconds) of the calls that were for this request alone; 0 tokens where the drafter only read.
+        most: drafts that it makes at once on the device, behind a step whose outcome the host does not know; 0 where it makes none there.
         cut: why there are fewer entries than the run has tokens to draft behind, or "".
     """
 
@@ -153,6 +156,7 @@ class DraftTable(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...]
     reads: int = 0
     calls: tuple[tuple[int, float], ...] = ()
+    most: int = 0
     cut: str = ""
 
 

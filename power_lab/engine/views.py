@@ -128,6 +128,7 @@ def round_of(
         width=proposal.width if proposal is not None else -1,
         why=proposal.why if proposal is not None else "",
         reachable=proposal.reach(outcome.emitted) if proposal is not None else -1,
+        resumed=proposal is not None and proposal.resumed and bool(drafted),
     )
 
 

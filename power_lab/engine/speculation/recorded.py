@@ -17,12 +17,14 @@ class RecordedCosts:
     """Costs (see `width.Costs`): medians over the rounds of some runs of one engine.
 
     A step costs the seconds of its forward pass, sampling and commit, by its rows, whoever they belonged to; steps with prompt rows are
-    left out, for they draw few of them. A draft costs what it did for a request alone that got one; trained drafters and draft models
-    take longer for more tokens. What was not measured is not guessed.
+    left out, for they draw few of them. One whose drafts were made on the device has these seconds in it, and is kept by drafter, too;
+    those of `hybrid` with and without its network are not told apart. A draft costs what it did for a request alone that got one;
+    trained drafters and draft models take longer for more tokens. What was not measured is not guessed.
 
     Args:
         steps: rows -> seconds. drafts: drafter -> seconds of one call for one request, of any width.
         widths: (drafter, drafted tokens) -> the same.
+        rounds: (drafter, rows) -> seconds of a step that drafts on the device, of a request alone.
     """
 
     def __init__(
@@ -30,10 +32,12 @@ class RecordedCosts:
         steps: Mapping[int, float],
         drafts: Mapping[str, float],
         widths: Mapping[tuple[str, int], float] | None = None,
+        rounds: Mapping[tuple[str, int], float] | None = None,
     ) -> None:
         self.steps = dict(sorted(steps.items()))
         self.drafts = dict(drafts)
         self.widths = dict(widths or {})
+        self.rounds = dict(rounds or {})
 
     @classmethod
     def of(cls, records: Sequence[RunRecord]) -> RecordedCosts:
@@ -42,14 +46,19 @@ class RecordedCosts:
         drafts: dict[str, list[float]] = defaultdict(list)
         called: dict[str, list[float]] = defaultdict(list)
         widths: dict[tuple[str, int], list[float]] = defaultdict(list)
+        rounds: dict[tuple[str, int], list[float]] = defaultdict(list)
         for index, record in enumerate(records):
             _check_same(index, records[0], record)
             drafter, whole = str(record.params.get("speculate")), record.params.get("controller") in WHOLE
             prompts = {step.step for step in record.steps if step.prefill_rows}
             for entry in record.rounds:
+                seconds = entry.forward_s + entry.sample_s + entry.commit_s
                 if entry.step not in prompts:
-                    steps[entry.rows].append(entry.forward_s + entry.sample_s + entry.commit_s)
-                if entry.drafted and entry.requests == 1:
+                    if entry.resumed and entry.requests == 1:
+                        rounds[drafter, entry.rows].append(seconds)
+                    elif not entry.resumed:
+                        steps[entry.rows].append(seconds)
+                if entry.drafted and entry.requests == 1 and not entry.resumed:
                     drafts[drafter].append(entry.draft_s)
                     if whole:
                         widths[drafter, len(entry.drafted)].append(entry.draft_s)
@@ -62,10 +71,19 @@ class RecordedCosts:
             {rows: median(seconds) for rows, seconds in steps.items()},
             {name: median(seconds) for name, seconds in (called | drafts).items()},
             {key: median(seconds) for key, seconds in widths.items()},
+            {key: median(seconds) for key, seconds in rounds.items()},
         )
 
     def step(self, rows: int) -> float | None:
         return self.steps.get(rows)
+
+    def resumed(self, drafter: str, rows: int) -> float | None:
+        """Of a step that drafts on the device, drafting included."""
+        return self.rounds.get((drafter, rows))
+
+    def onward(self, drafter: str) -> OnwardSeconds:
+        """What rounds cost that go from this drafter to the target on the device."""
+        return OnwardSeconds(self, drafter)
 
     def staircase(self, rows: int, count: int) -> list[float | None]:
         return [self.steps.get(at) for at in range(rows, rows + count)]
@@ -75,6 +93,25 @@ class RecordedCosts:
         if requests != 1:
             return None
         return self.drafts.get(drafter) if width is None else self.widths.get((drafter, width))
+
+
+class OnwardSeconds:
+    """Costs of rounds that go from one drafter to the target on the device. See `width.Costs`, `OnwardCosts`."""
+
+    def __init__(self, costs: RecordedCosts, drafter: str) -> None:
+        self._costs, self._drafter = costs, drafter
+        self.heavy = self.light = self
+
+    def step(self, rows: int) -> float | None:
+        known = self._costs.resumed(self._drafter, rows)
+        return self._costs.step(rows) if known is None and rows == 1 else known
+
+    def staircase(self, rows: int, count: int) -> list[float | None]:
+        return [self.step(at) for at in range(rows, rows + count)]
+
+    def draft(self, drafter: str, requests: int, width: int | None = None) -> float | None:
+        """It is in the step."""
+        return 0.0
 
 
 def _check_same(index: int, first: RunRecord, record: RunRecord) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from power_lab.engine.request import Request
 from power_lab.engine.scheduler import blocks_for
 from power_lab.engine.speculation.drafters import Draft, DraftAsk, Drafter
+from power_lab.engine.speculation.drafters.neural import Resuming
 from power_lab.engine.trace import DraftTable
 
 CUT = "the request was cancelled or ran out of time, or the engine was closed, before all was recorded"
@@ -23,9 +24,14 @@ PATIENCE = 4096  # calls beyond one for each token in which a drafter may go on 
 
 @dataclass(slots=True, eq=False)
 class _Part:
-    """One drafter's share of a recording: answers from the last token back, and how often it has asked for patience."""
+    """One drafter's share of a recording: answers from the last token back, and how often it has asked for patience.
+
+    Attributes:
+        most: as in `DraftTable`.
+    """
 
     drafter: Drafter
+    most: int = 0
     answers: list[Draft] = field(default_factory=list)
     calls: list[tuple[int, float]] = field(default_factory=list)
     waits: int = 0
@@ -41,6 +47,7 @@ class _Part:
             notes=tuple(answer.note for answer in answers),
             reads=getattr(self.drafter, "reads", 0),  # most read with the target
             calls=tuple(self.calls),
+            most=self.most,
             cut=self.cut or cut,
         )
 
@@ -52,9 +59,12 @@ class _Recording:
         known: how many tokens the drafts at hand are behind.
     """
 
-    def __init__(self, request: Request, drafters: Mapping[str, Drafter]) -> None:
+    def __init__(self, request: Request, drafters: Mapping[str, Drafter], resumes: bool) -> None:
         self.request = request
-        self.parts = {name: _Part(drafter) for name, drafter in drafters.items()}
+        self.parts = {
+            name: _Part(drafter, drafter.most if resumes and isinstance(drafter, Resuming) else 0)
+            for name, drafter in drafters.items()
+        }
         self._last = min(len(request.tokens) - 1, request.limit - 2)  # behind more tokens there is no room for a draft
         self.known = self._last
 
@@ -102,12 +112,16 @@ class Recorder:
     Args:
         drafters: that read more than tokens, by name; all of them are asked, whatever the request itself used.
         batch: most requests of one call. clock: monotonic seconds.
+        resumes: whether the engine's steps go on from one another on the device, drafts included.
     """
 
-    def __init__(self, drafters: Mapping[str, Drafter], batch: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, drafters: Mapping[str, Drafter], batch: int, clock: Callable[[], float], *, resumes: bool
+    ) -> None:
         self._drafters = dict(drafters)
         self._batch = batch
         self._clock = clock
+        self._resumes = resumes
         self._recordings: dict[int, _Recording] = {}
 
     @property
@@ -124,7 +138,7 @@ class Recorder:
 
     def add(self, request: Request) -> None:
         """A request is over. No drafter knows it any more."""
-        recording = self._recordings[request.id] = _Recording(request, self._drafters)
+        recording = self._recordings[request.id] = _Recording(request, self._drafters, self._resumes)
         for part in recording.parts.values():
             try:
                 part.drafter.begin(request.id, request.tokens, request.namespace)

@@ -4,26 +4,30 @@ Verification is exact, so a run says the same under every setting of speculation
 are: they are accepted while they equal what the run went on to say. So the engine's own scheduler, proposer and `match` go over the
 recorded tokens, which stand where the target's draws would; only the model is left out. A drafter that reads more than tokens is replayed
 from a table of what it says behind each of them: fewer drafts are the beginning of more.
+
+Where drafting stayed on the device, each step was planned behind one that was not over. So it is here: controllers choose before they
+learn what the round ahead came to, and widths are those of rounds that go from drafter to target.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 
 from power_lab.engine.blocks import BlockPool
 from power_lab.engine.config import EngineConfig
-from power_lab.engine.plan import Span
+from power_lab.engine.plan import Span, StepPlan
 from power_lab.engine.request import Finish, Request, SamplingParams
 from power_lab.engine.scheduler import Limits, Outcome, Scheduler, blocks_for
-from power_lab.engine.speculation.drafters import Draft, DraftAsk, Drafter, make, suffix
-from power_lab.engine.speculation.drafters.cursor import Cursor
+from power_lab.engine.speculation.drafters import DraftAsk, Drafter, make, suffix
+from power_lab.engine.speculation.drafters.tabled import Tabled, TabledHybrid, TabledOnDevice
 from power_lab.engine.speculation.recorded import RecordedCosts
-from power_lab.engine.speculation.transaction import Proposer, match
-from power_lab.engine.trace import DraftTable, RunRecord
+from power_lab.engine.speculation.transaction import Proposal, Proposer, match
+from power_lab.engine.trace import RunRecord
 from power_lab.errors import ReplayRefused
 
 FROM_TOKENS = ("off", "lookup", "ngram")
@@ -43,9 +47,9 @@ class ReplayedRound:
         rows: rows of the step.
         asked: whether a drafter was asked.
         draft_s: seconds of drafting: as the costs say, else as this replay took, or NaN where it looked drafts up in the record; 0 where no
-            drafter was asked.
+            drafter was asked, or it drafts as a part of the step.
         step_s: seconds of the step as the costs say, NaN where they do not. The first round is the prompt's and costs what it did.
-        note, width, why: as in `trace.Round`.
+        note, width, why, resumed: as in `trace.Round`.
     """
 
     start: int
@@ -59,6 +63,7 @@ class ReplayedRound:
     note: str = ""
     width: int = -1
     why: str = ""
+    resumed: bool = False
 
 
 def replay(
@@ -141,39 +146,20 @@ def _foreign_round(record: RunRecord) -> int | None:
     return None
 
 
-class _Recorded:
-    """A drafter that read more than tokens, as a table of what it says. See `drafters.Drafter`.
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """A step between its plan and its commit.
 
     Attributes:
-        drawn: how many tokens its latest draft has.
+        proposal: how its drafts came about. light: whether the device makes them without a network.
+        draft_s, asked: see `ReplayedRound`; what the device drafts is not in them.
     """
 
-    def __init__(self, name: str, table: DraftTable) -> None:
-        self.name, self._table, self._cursor, self.drawn = name, table, Cursor(), 0
-
-    def begin(self, request_id: int, prompt: Sequence[int], namespace: str) -> None:
-        """It has read nothing."""
-
-    def propose(self, asks: Sequence[DraftAsk]) -> list[Draft]:
-        return [self._draft(ask) for ask in asks]
-
-    def commit(self, request_id: int, emitted: Sequence[int]) -> None:
-        """The next proposal reads these."""
-
-    def end(self, request_id: int) -> None:
-        """It serves one request."""
-
-    def _draft(self, ask: DraftAsk) -> Draft:
-        table, known = self._table, len(ask.tokens)
-        start = self._cursor.settle(ask.tokens)
-        self.drawn = 0
-        if table.reads and known - start > table.reads:
-            return self._cursor.read(ask, table.reads)
-        at = known - table.first
-        draft = Draft(table.drafts[at][: ask.width], table.confidence[at][: ask.width], table.notes[at])
-        self._cursor.drew(ask, draft)
-        self.drawn = len(draft.tokens)
-        return draft
+    plan: StepPlan
+    proposal: Proposal | None
+    light: bool
+    draft_s: float
+    asked: bool
 
 
 class _Replay:
@@ -201,21 +187,25 @@ class _Replay:
         limits = Limits.of(EngineConfig.of({key: config[key] for key in ("step_tokens", "max_batch") if key in config}))
         pages = 2 + 2 * blocks_for(len(self._known) + params.width)  # the prefix's and its own
         self._scheduler = Scheduler(BlockPool(pages), limits, lambda namespace: b"")
-        self._asked = 0.0, False  # seconds of the drafter in this round, whether it was asked
-        self._looked: _Recorded | None = None
+        self._asked = 0.0, False  # seconds of the drafter in the latest round, whether it was asked
+        self._looked: Tabled | None = None
+        self._flights: deque[_Flight] = deque()
         self._proposer = Proposer(
             self._drafter,
             clock,
             record.engine.vocab,
             step_rows=limits.step_tokens,
             costs=costs,
+            rounds=costs.onward(params.speculate),
             on_draft=self._on_draft,
         )
 
     def _drafter(self, name: str) -> Drafter:
         if name in FROM_TOKENS:
             return make(name)
-        self._looked = _Recorded(name, self._tables[name])
+        table = self._tables[name]
+        kind = Tabled if not table.most else TabledHybrid if name == "hybrid" else TabledOnDevice
+        self._looked = kind(name, table)
         return self._looked
 
     def rounds(self) -> list[ReplayedRound]:
@@ -224,7 +214,11 @@ class _Replay:
         self._proposer.begin(request)
         self._scheduler.add(request)
         while request.finish is None:
-            round_ = self._step(request)
+            if not self._flights:
+                self._launch(request)
+            if self._behind is not None and len(self._flights) == 1:
+                self._launch(request)
+            round_ = self._land(request, self._flights[0])
             if round_ is not None:
                 rounds.append(round_)
         self._proposer.end(request)
@@ -243,37 +237,70 @@ class _Replay:
             said = Outcome((0,), 0, Finish.LENGTH) if plan.spans[0].sampled else Outcome()
             self._scheduler.commit(plan, [said])
 
-    def _step(self, request: Request) -> ReplayedRound | None:
-        """One step as the engine makes it; None inside the prompt."""
-        scheduler, start = self._scheduler, len(request.tokens)
-        self._asked = 0.0, False
-        rooms = {running.id: scheduler.draft_room(running) for running in scheduler.running}
-        proposal = self._proposer.propose(rooms, scheduler.running).get(request.id)
-        plan = scheduler.plan()
-        assert plan is not None, "a lone request always has a next step"
+    @property
+    def _behind(self) -> TabledOnDevice | None:
+        """What drafts on the device, where it can: then a step is planned while the one before it runs."""
+        return self._looked if isinstance(self._looked, TabledOnDevice) and self._request.resumable else None
+
+    def _launch(self, request: Request) -> None:
+        """Plan a step as the engine does, behind the one in flight if there is one; that may have to be waited for."""
+        scheduler, self._asked, proposal = self._scheduler, (0.0, False), None
+        ahead = self._flights[0].plan.spans[0] if self._flights else None
+        light = self._behind is not None and self._behind.light(request.id)
+        resumed = ahead is not None and ahead.sampled > 0 and not (request.foreseeable and not ahead.drafts)
+        if ahead is None:
+            rooms = {running.id: scheduler.draft_room(running) for running in scheduler.running}
+            made = self._proposer.propose(rooms, scheduler.running, ahead=self._behind is not None)
+            proposal = made.get(request.id)
+        elif resumed:
+            resumption = self._proposer.resume(scheduler.resumed_rooms(), scheduler.running)
+            assert resumption is not None, "a lone request has one drafter"
+            proposal = resumption.proposals.get(request.id)
+        plan = scheduler.plan(resume=resumed)
+        if plan is None:
+            assert ahead is not None, "a lone request always has a next step"
+            return
+        if ahead is not None and not resumed:
+            proposal = self._proposer.rest([request]).get(request.id)
+        self._flights.append(_Flight(plan, proposal, light, self._draft_s(), self._asked[1]))
+
+    def _land(self, request: Request, flight: _Flight) -> ReplayedRound | None:
+        """Commit a step as the engine does; None inside the prompt."""
+        scheduler, start, proposal = self._scheduler, len(request.tokens), flight.proposal
+        plan = scheduler.resolve(flight.plan, [self._onward(span, flight.light) for span in flight.plan.spans])
         (span,) = plan.spans
         drafted = span.tokens[span.rows - span.drafts :]
         outcome = self._verified(start, drafted) if span.sampled else Outcome()
-        draft_s, step_s = self._draft_s(), self._step_s(span.rows, first=start == request.prompt_len)
+        resumed = proposal is not None and proposal.resumed and bool(drafted)
+        step_s = self._step_s(span.rows, first=start == request.prompt_len, resumed=resumed)
         scheduler.commit(plan, [outcome])
+        self._flights.popleft()
         self._proposer.commit(request, outcome.emitted)
         if not span.sampled:
             return None
         if proposal is not None and proposal.width >= 0:
-            self._observe(request, span, outcome.accepted, draft_s, step_s)
+            self._observe(request, span, outcome.accepted, flight.draft_s, step_s)
         return ReplayedRound(
             start=start,
             drafted=drafted,
             accepted=outcome.accepted,
             emitted=outcome.emitted,
             rows=span.rows,
-            asked=self._asked[1],
-            draft_s=draft_s,
+            asked=flight.asked or resumed,
+            draft_s=flight.draft_s,
             step_s=step_s,
             note=proposal.told(drafted) if proposal is not None else "",
             width=proposal.width if proposal is not None else -1,
             why=proposal.why if proposal is not None else "",
+            resumed=resumed,
         )
+
+    def _onward(self, span: Span, light: bool) -> tuple[int, ...]:
+        """What the device has drafted in this span, if it has."""
+        if span.resumes < 0 or not span.drafts:
+            return ()
+        assert self._behind is not None, "drafts are planned that nobody makes"
+        return self._behind.onward(self._request.tokens, span.drafts, light)
 
     def _verified(self, start: int, drafts: tuple[int, ...]) -> Outcome:
         """What the target would have said of a window: the known tokens, up to the known end."""
@@ -307,6 +334,7 @@ class _Replay:
         known = self._costs.draft(drafter, 1)
         return seconds if known is None else known
 
-    def _step_s(self, rows: int, *, first: bool) -> float:
-        known = self._first_s if first else self._costs.step(rows)
+    def _step_s(self, rows: int, *, first: bool, resumed: bool) -> float:
+        costs, drafter = self._costs, self._request.params.speculate
+        known = self._first_s if first else costs.resumed(drafter, rows) if resumed else costs.step(rows)
         return NAN if known is None else known

@@ -21,7 +21,7 @@ from power_lab.engine.speculation.drafters import Draft, DraftAsk, Drafter
 from power_lab.engine.speculation.drafters.neural import Resuming
 from power_lab.engine.speculation.width import HOT, Choice, Controller, Costs, WidthAsk
 from power_lab.engine.speculation.width import make as make_controller
-from power_lab.engine.speculation.width.costs import MeasuredCosts, RoundCosts
+from power_lab.engine.speculation.width.costs import MeasuredCosts, OnwardCosts, RoundCosts
 
 Terminal = Callable[[int], Finish | None]
 
@@ -56,6 +56,7 @@ class Proposal:
         note: why it has no drafts, "" if it has. seconds: its share of the time that drafting took, choosing included.
         width: most drafts that its controller allowed, -1 where it was not asked. why: the controller's reason.
         subset: the only tokens that its drafter can say, None where that is any.
+        resumed: whether they are made on the device, as a part of the step, behind one that the host does not know yet.
     """
 
     note: str
@@ -63,6 +64,7 @@ class Proposal:
     width: int = -1
     why: str = ""
     subset: frozenset[int] | None = None
+    resumed: bool = False
 
     def reach(self, emitted: Sequence[int]) -> int:
         """How many of these tokens the drafter could have said; -1 where it can say any."""
@@ -119,7 +121,7 @@ class Proposer:
         *,
         step_rows: int | None = None,
         costs: Costs | None = None,
-        rounds: RoundCosts | None = None,
+        rounds: OnwardCosts | None = None,
         on_draft: Callable[[str, int, int, float], None] = lambda *_: None,
         make_controller: Callable[[str], Controller] = make_controller,
     ) -> None:
@@ -237,7 +239,8 @@ class Proposer:
                 one.request.resting = 0 if choice.drafts else choice.rest
                 rows[ask.request_id] += choice.drafts
                 note = "" if choice.drafts else choice.why
-                proposals[ask.request_id] = Proposal(note, seconds, choice.drafts, choice.why, one.subset)
+                resumed = choice.drafts > 0
+                proposals[ask.request_id] = Proposal(note, seconds, choice.drafts, choice.why, one.subset, resumed)
         return Resumption(proposals, next(iter(drafters.values()), None))
 
     def commit(self, request: Request, emitted: Sequence[int]) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import OrderedDict, deque
 from collections.abc import Hashable, Sequence
+from typing import Protocol
 
 from power_lab.engine.report import Decision
+from power_lab.engine.speculation.width import Costs
 
 DROPPED = 2  # first samples of a shape: it compiles, is captured, or finds cold caches
 KEPT = 31  # samples that a median is taken of, the latest
@@ -110,6 +112,16 @@ class MeasuredCosts:
             return self._buckets[at]
         unit = max(1, 1 << max(0, rows.bit_length() - 4))
         return -(-rows // unit) * unit
+
+
+class OnwardCosts(Protocol):
+    """What rounds cost that go from drafter to target on the device. See `RoundCosts`."""
+
+    @property
+    def heavy(self) -> Costs: ...
+
+    @property
+    def light(self) -> Costs: ...
 
 
 class RoundCosts:

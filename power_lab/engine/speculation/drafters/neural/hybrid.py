@@ -106,7 +106,7 @@ def beside(inner: Companion, ops: Ops, room: Room) -> Companion:
     return HybridCompanion(inner, ops, room) if isinstance(inner.drafter(inner.serves[0]), Resuming) else inner
 
 
-class _Copied:
+class Copied:
     """One request's tokens, and what copying alone would have brought a pass lately: behind the last place where its last two were said."""
 
     def __init__(self, prompt: Sequence[int]) -> None:
@@ -116,6 +116,11 @@ class _Copied:
     @property
     def tokens(self) -> np.ndarray:
         return self._tokens[: self._count]
+
+    @property
+    def fast(self) -> bool:
+        """Whether the network is left out."""
+        return self.mean >= FAST
 
     def commit(self, emitted: Sequence[int]) -> None:
         end = self._count + len(emitted)
@@ -133,6 +138,16 @@ class _Copied:
         self.mean = FADE * self.mean + (1 - FADE) * min(accepted + 1, SEEN)
 
 
+def drafted(tokens: Sequence[int], width: int, guess: Sequence[int]) -> tuple[int, ...]:
+    """What `Search` drafts behind these tokens, always so many. guess: the network's drafts, none where it is left out.
+
+    Behind the network's drafts, too, comes what followed the match, though that is too short to be believed.
+    """
+    copied, length = recalled(np.asarray(tokens), width)
+    made = tuple(guess[: min(width, NETWORK)]) if length < LEAST else ()
+    return (*made, *copied[len(made) :].tolist())
+
+
 class HybridDrafter:
     """Drafts under the name `hybrid`. What it proposes is a function of the tokens asked behind and of the network.
 
@@ -145,7 +160,7 @@ class HybridDrafter:
 
     def __init__(self, network: Drafter, search: Search | None) -> None:
         self._network, self._search = network, search
-        self._copied: dict[int, _Copied] = {}
+        self._copied: dict[int, Copied] = {}
 
     @property
     def places(self) -> int:
@@ -154,7 +169,7 @@ class HybridDrafter:
     def begin(self, request_id: int, prompt: Sequence[int], namespace: str) -> None:
         self._network.begin(request_id, prompt, namespace)
         if self._search is not None:
-            self._copied[request_id] = _Copied(prompt)
+            self._copied[request_id] = Copied(prompt)
 
     def propose(self, asks: Sequence[DraftAsk]) -> list[Draft]:
         found = [recalled(np.asarray(ask.tokens), min(ask.width, MOST)) for ask in asks]
@@ -186,7 +201,7 @@ class HybridDrafter:
 
     def light(self, request_id: int) -> bool:
         copied = self._copied.get(request_id)
-        return copied is not None and copied.mean >= FAST
+        return copied is not None and copied.fast
 
 
 @dataclass(frozen=True, slots=True, eq=False)
