@@ -119,8 +119,10 @@ class WhatIf:
             drafts = {len(entry.drafted) for entry in self.rounds if math.isnan(entry.draft_s)}
             return _no_drafts(str(self.settings["speculate"]), drafts) if drafts else ""
         rows, rounds = ", ".join(map(str, self.unmeasured)), sum(self.unmeasured.values())
+        there = any(entry.resumed and math.isnan(entry.step_s) for entry in self.rounds)
+        what = f" with drafts of {self.settings['speculate']!r} made on the device" if there else ""
         return (
-            f"No step of {rows} rows was measured, which {count(rounds, 'round')} of {len(self.rounds)} would have been. "
+            f"No step of {rows} rows{what} was measured, which {count(rounds, 'round')} of {len(self.rounds)} would have been. "
             "Pass runs that had such steps as costs_from."
         )
 

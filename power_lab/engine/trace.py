@@ -38,7 +38,8 @@ class Round(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         width: most drafts that the controller allowed, -1 where it was not asked; why: its reason.
         reachable: how many of `emitted` are in the drafter's part of the vocabulary, -1 where it has all of it or was not asked.
         replays, replay_s: passes run again to bring state back after refused drafts, and their time.
-        resumed: whether its drafts were made on the device, as a part of the step: what that took is in `forward_s`.
+        resumed: whether its drafts were made on the device, as a part of the step: what that took is in `forward_s`. light: whether no
+            network took part in that.
     """
 
     step: int
@@ -61,6 +62,7 @@ class Round(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     replays: int = 0
     replay_s: float = 0.0
     resumed: bool = False
+    light: bool = False
 
     @property
     def rejected(self) -> tuple[int, ...]:

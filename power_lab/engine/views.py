@@ -129,6 +129,7 @@ def round_of(
         why=proposal.why if proposal is not None else "",
         reachable=proposal.reach(outcome.emitted) if proposal is not None else -1,
         resumed=proposal is not None and proposal.resumed and bool(drafted),
+        light=proposal is not None and proposal.light and bool(drafted),
     )
 
 

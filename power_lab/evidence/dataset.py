@@ -37,6 +37,12 @@ _ROUND_COUNTS: _Columns = {
         "emitted tokens in the drafter's part of the vocabulary, -1 where it has all of it or was not asked",
         lambda entry: entry.reachable,
     ),
+    "resumed": (
+        "1",
+        "whether the drafts were made on the device, as a part of the step",
+        lambda entry: int(entry.resumed),
+    ),
+    "light": ("1", "whether no network took part in that", lambda entry: int(entry.light)),
     "replays": ("1", "passes run again after refused drafts", lambda entry: entry.replays),
 }
 _ROUND_TIMES: _Columns = {

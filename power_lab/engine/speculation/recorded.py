@@ -17,14 +17,14 @@ class RecordedCosts:
     """Costs (see `width.Costs`): medians over the rounds of some runs of one engine.
 
     A step costs the seconds of its forward pass, sampling and commit, by its rows, whoever they belonged to; steps with prompt rows are
-    left out, for they draw few of them. One whose drafts were made on the device has these seconds in it, and is kept by drafter, too;
-    those of `hybrid` with and without its network are not told apart. A draft costs what it did for a request alone that got one;
-    trained drafters and draft models take longer for more tokens. What was not measured is not guessed.
+    left out, for they draw few of them. One whose drafts were made on the device has that in its seconds, so these are kept by drafter,
+    and by whether a network took part. A draft costs what it did for a request alone that got one; trained drafters and draft models take
+    longer for more tokens. What was not measured is not guessed.
 
     Args:
         steps: rows -> seconds. drafts: drafter -> seconds of one call for one request, of any width.
         widths: (drafter, drafted tokens) -> the same.
-        rounds: (drafter, rows) -> seconds of a step that drafts on the device, of a request alone.
+        rounds: (drafter, rows, without a network) -> seconds of a step that drafts on the device, of a request alone.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class RecordedCosts:
         steps: Mapping[int, float],
         drafts: Mapping[str, float],
         widths: Mapping[tuple[str, int], float] | None = None,
-        rounds: Mapping[tuple[str, int], float] | None = None,
+        rounds: Mapping[tuple[str, int, bool], float] | None = None,
     ) -> None:
         self.steps = dict(sorted(steps.items()))
         self.drafts = dict(drafts)
@@ -46,7 +46,7 @@ class RecordedCosts:
         drafts: dict[str, list[float]] = defaultdict(list)
         called: dict[str, list[float]] = defaultdict(list)
         widths: dict[tuple[str, int], list[float]] = defaultdict(list)
-        rounds: dict[tuple[str, int], list[float]] = defaultdict(list)
+        rounds: dict[tuple[str, int, bool], list[float]] = defaultdict(list)
         for index, record in enumerate(records):
             _check_same(index, records[0], record)
             drafter, whole = str(record.params.get("speculate")), record.params.get("controller") in WHOLE
@@ -55,7 +55,7 @@ class RecordedCosts:
                 seconds = entry.forward_s + entry.sample_s + entry.commit_s
                 if entry.step not in prompts:
                     if entry.resumed and entry.requests == 1:
-                        rounds[drafter, entry.rows].append(seconds)
+                        rounds[drafter, entry.rows, entry.light].append(seconds)
                     elif not entry.resumed:
                         steps[entry.rows].append(seconds)
                 if entry.drafted and entry.requests == 1 and not entry.resumed:
@@ -77,13 +77,9 @@ class RecordedCosts:
     def step(self, rows: int) -> float | None:
         return self.steps.get(rows)
 
-    def resumed(self, drafter: str, rows: int) -> float | None:
-        """Of a step that drafts on the device, drafting included."""
-        return self.rounds.get((drafter, rows))
-
-    def onward(self, drafter: str) -> OnwardSeconds:
-        """What rounds cost that go from this drafter to the target on the device."""
-        return OnwardSeconds(self, drafter)
+    def resumed(self, drafter: str, rows: int, light: bool) -> float | None:
+        """Of a step that drafts on the device, drafting included. light: without a network."""
+        return self.rounds.get((drafter, rows, light))
 
     def staircase(self, rows: int, count: int) -> list[float | None]:
         return [self.steps.get(at) for at in range(rows, rows + count)]
@@ -95,16 +91,21 @@ class RecordedCosts:
         return self.drafts.get(drafter) if width is None else self.widths.get((drafter, width))
 
 
-class OnwardSeconds:
-    """Costs of rounds that go from one drafter to the target on the device. See `width.Costs`, `OnwardCosts`."""
+class RecordedRounds:
+    """Costs of rounds that go from one drafter to the target on the device. See `OnwardCosts`."""
 
     def __init__(self, costs: RecordedCosts, drafter: str) -> None:
-        self._costs, self._drafter = costs, drafter
-        self.heavy = self.light = self
+        self.heavy, self.light = (_Rounds(costs, drafter, light) for light in (False, True))
+
+
+class _Rounds:
+    """See `width.Costs`. A round without drafts is one row."""
+
+    def __init__(self, costs: RecordedCosts, drafter: str, light: bool) -> None:
+        self._costs, self._drafter, self._light = costs, drafter, light
 
     def step(self, rows: int) -> float | None:
-        known = self._costs.resumed(self._drafter, rows)
-        return self._costs.step(rows) if known is None and rows == 1 else known
+        return self._costs.step(rows) if rows == 1 else self._costs.resumed(self._drafter, rows, self._light)
 
     def staircase(self, rows: int, count: int) -> list[float | None]:
         return [self.step(at) for at in range(rows, rows + count)]

@@ -25,7 +25,7 @@ from power_lab.engine.request import Finish, Request, SamplingParams
 from power_lab.engine.scheduler import Limits, Outcome, Scheduler, blocks_for
 from power_lab.engine.speculation.drafters import DraftAsk, Drafter, make, suffix
 from power_lab.engine.speculation.drafters.tabled import Tabled, TabledHybrid, TabledOnDevice
-from power_lab.engine.speculation.recorded import RecordedCosts
+from power_lab.engine.speculation.recorded import RecordedCosts, RecordedRounds
 from power_lab.engine.speculation.transaction import Proposal, Proposer, match
 from power_lab.engine.trace import RunRecord
 from power_lab.errors import ReplayRefused
@@ -49,7 +49,7 @@ class ReplayedRound:
         draft_s: seconds of drafting: as the costs say, else as this replay took, or NaN where it looked drafts up in the record; 0 where no
             drafter was asked, or it drafts as a part of the step.
         step_s: seconds of the step as the costs say, NaN where they do not. The first round is the prompt's and costs what it did.
-        note, width, why, resumed: as in `trace.Round`.
+        note, width, why, resumed, light: as in `trace.Round`.
     """
 
     start: int
@@ -64,6 +64,7 @@ class ReplayedRound:
     width: int = -1
     why: str = ""
     resumed: bool = False
+    light: bool = False
 
 
 def replay(
@@ -196,7 +197,7 @@ class _Replay:
             record.engine.vocab,
             step_rows=limits.step_tokens,
             costs=costs,
-            rounds=costs.onward(params.speculate),
+            rounds=RecordedRounds(costs, params.speculate),
             on_draft=self._on_draft,
         )
 
@@ -272,7 +273,7 @@ class _Replay:
         drafted = span.tokens[span.rows - span.drafts :]
         outcome = self._verified(start, drafted) if span.sampled else Outcome()
         resumed = proposal is not None and proposal.resumed and bool(drafted)
-        step_s = self._step_s(span.rows, first=start == request.prompt_len, resumed=resumed)
+        step_s = self._step_s(span.rows, flight.light, first=start == request.prompt_len, resumed=resumed)
         scheduler.commit(plan, [outcome])
         self._flights.popleft()
         self._proposer.commit(request, outcome.emitted)
@@ -293,6 +294,7 @@ class _Replay:
             width=proposal.width if proposal is not None else -1,
             why=proposal.why if proposal is not None else "",
             resumed=resumed,
+            light=resumed and flight.light,
         )
 
     def _onward(self, span: Span, light: bool) -> tuple[int, ...]:
@@ -334,7 +336,7 @@ class _Replay:
         known = self._costs.draft(drafter, 1)
         return seconds if known is None else known
 
-    def _step_s(self, rows: int, *, first: bool, resumed: bool) -> float:
+    def _step_s(self, rows: int, light: bool, *, first: bool, resumed: bool) -> float:
         costs, drafter = self._costs, self._request.params.speculate
-        known = self._first_s if first else costs.resumed(drafter, rows) if resumed else costs.step(rows)
+        known = self._first_s if first else costs.resumed(drafter, rows, light) if resumed else costs.step(rows)
         return NAN if known is None else known

@@ -56,7 +56,8 @@ class Proposal:
         note: why it has no drafts, "" if it has. seconds: its share of the time that drafting took, choosing included.
         width: most drafts that its controller allowed, -1 where it was not asked. why: the controller's reason.
         subset: the only tokens that its drafter can say, None where that is any.
-        resumed: whether they are made on the device, as a part of the step, behind one that the host does not know yet.
+        resumed: whether they are made on the device, as a part of the step, behind one that the host does not know yet; light: without
+            a network.
     """
 
     note: str
@@ -65,6 +66,7 @@ class Proposal:
     why: str = ""
     subset: frozenset[int] | None = None
     resumed: bool = False
+    light: bool = False
 
     def reach(self, emitted: Sequence[int]) -> int:
         """How many of these tokens the drafter could have said; -1 where it can say any."""
@@ -239,8 +241,8 @@ class Proposer:
                 one.request.resting = 0 if choice.drafts else choice.rest
                 rows[ask.request_id] += choice.drafts
                 note = "" if choice.drafts else choice.why
-                resumed = choice.drafts > 0
-                proposals[ask.request_id] = Proposal(note, seconds, choice.drafts, choice.why, one.subset, resumed)
+                made = {"resumed": choice.drafts > 0, "light": light and choice.drafts > 0}
+                proposals[ask.request_id] = Proposal(note, seconds, choice.drafts, choice.why, one.subset, **made)
         return Resumption(proposals, next(iter(drafters.values()), None))
 
     def commit(self, request: Request, emitted: Sequence[int]) -> None:

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from power_lab.engine.request import SamplingParams
 from power_lab.engine.speculation.drafters import Draft, DraftAsk
-from power_lab.engine.speculation.drafters.neural.hybrid import FADE, FAST, LEAST, NETWORK, SEEN, HybridDrafter, _Copied
+from power_lab.engine.speculation.drafters.copied import FADE, FAST, LEAST, NETWORK, SEEN, Copied
+from power_lab.engine.speculation.drafters.neural.hybrid import HybridDrafter
 from power_lab.kernels import reference
 from power_lab.kernels.ops import Ops
 from tests import drafters, tiny
@@ -54,7 +55,7 @@ def test_copies_where_there_are_some_and_asks_the_network_elsewhere() -> None:
 
 
 def test_what_copying_brings_is_learnt_from_every_round() -> None:
-    fast, slow = _Copied(LOOP), _Copied(LOOP)
+    fast, slow = Copied(LOOP), Copied(LOOP)
     for _ in range(4):
         fast.commit([5, 6, 7, 8] * 2)
         slow.commit([9])
@@ -80,7 +81,7 @@ def _copies(known: list[int], emitted: list[int]) -> int:
     st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9), min_size=1, max_size=40),
 )
 def test_copies_are_counted_behind_the_last_pair(prompt: list[int], rounds: list[list[int]]) -> None:
-    copied, known, mean = _Copied(prompt), prompt, 0.0
+    copied, known, mean = Copied(prompt), prompt, 0.0
     for emitted in rounds:
         mean = FADE * mean + (1 - FADE) * min(_copies(known, emitted) + 1, SEEN)
         copied.commit(emitted)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from power_lab.engine.speculation.drafters import Draft, DraftAsk
+from power_lab.engine.speculation.drafters.copied import Copied, drafted
 from power_lab.engine.speculation.drafters.cursor import Cursor
 from power_lab.engine.trace import DraftTable
 from power_lab.errors import ReplayRefused
@@ -82,8 +83,6 @@ class TabledHybrid(TabledOnDevice):
     """The hybrid drafter: its network as a table, its copies from the tokens themselves."""
 
     def begin(self, request_id: int, prompt: Sequence[int], namespace: str) -> None:
-        from power_lab.engine.speculation.drafters.neural.hybrid import Copied
-
         self._copied = Copied(prompt)
 
     def commit(self, request_id: int, emitted: Sequence[int]) -> None:
@@ -94,6 +93,4 @@ class TabledHybrid(TabledOnDevice):
         return self._copied.fast
 
     def onward(self, tokens: Sequence[int], width: int, light: bool) -> tuple[int, ...]:
-        from power_lab.engine.speculation.drafters.neural.hybrid import drafted
-
         return drafted(tokens, width, () if light else self._table.drafts[len(tokens) - self._table.first])

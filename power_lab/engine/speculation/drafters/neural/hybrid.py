@@ -20,6 +20,7 @@ import numpy as np
 from power_lab.engine.graphs import coverage_of
 from power_lab.engine.shapes import Shape
 from power_lab.engine.speculation.drafters import Draft, DraftAsk, Drafter
+from power_lab.engine.speculation.drafters.copied import LEAST, NETWORK, Copied
 from power_lab.engine.speculation.drafters.neural import Companion, Drafting, Resuming, Room
 from power_lab.engine.speculation.drafters.neural.inputs import Block, Filled
 from power_lab.engine.speculation.width import HOT
@@ -27,15 +28,8 @@ from power_lab.kernels.numba.recall import recalled
 from power_lab.kernels.ops import BLOCK, Array, Batch, Ops
 
 NAME = "hybrid"
-LEAST = 2
-"""Tokens of a match that is believed rather than the network. Over bench/prompts.py 2 to 4 are within 3 % of each other."""
-NETWORK = 7
-"""Most drafts of the network in a round; what comes behind these is seldom right."""
 MOST = 31
 """Drafts of a round."""
-FAST, FADE, SEEN = 4.0, 0.7, 16
-"""Tokens a pass by copying alone, as a fading mean of at most `SEEN` of each round, from which on the network is left out."""
-GROWTH = 512  # tokens by which a request's room grows
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,48 +98,6 @@ class HybridCompanion:
 def beside(inner: Companion, ops: Ops, room: Room) -> Companion:
     """`inner` with a hybrid drafter, where its own can draft behind what only the device knows; else as it is."""
     return HybridCompanion(inner, ops, room) if isinstance(inner.drafter(inner.serves[0]), Resuming) else inner
-
-
-class Copied:
-    """One request's tokens, and what copying alone would have brought a pass lately: behind the last place where its last two were said."""
-
-    def __init__(self, prompt: Sequence[int]) -> None:
-        self._tokens, self._count = np.asarray(prompt, np.int32), len(prompt)
-        self.mean = 0.0
-
-    @property
-    def tokens(self) -> np.ndarray:
-        return self._tokens[: self._count]
-
-    @property
-    def fast(self) -> bool:
-        """Whether the network is left out."""
-        return self.mean >= FAST
-
-    def commit(self, emitted: Sequence[int]) -> None:
-        end = self._count + len(emitted)
-        if end > len(self._tokens):
-            self._tokens = np.concatenate((self.tokens, np.empty(max(GROWTH, end), np.int32)))
-        known = self.tokens
-        self._tokens[self._count : end] = emitted
-        self._count, accepted = end, 0
-        if len(known) > LEAST:
-            found = np.flatnonzero((known[1:-1] == known[-1]) & (known[:-2] == known[-2]))
-            if len(found):
-                came = found[-1] + 2
-                same = self._tokens[came : came + len(emitted) - 1] == self._tokens[len(known) : end - 1]
-                accepted = len(same) if same.all() else int(same.argmin())
-        self.mean = FADE * self.mean + (1 - FADE) * min(accepted + 1, SEEN)
-
-
-def drafted(tokens: Sequence[int], width: int, guess: Sequence[int]) -> tuple[int, ...]:
-    """What `Search` drafts behind these tokens, always so many. guess: the network's drafts, none where it is left out.
-
-    Behind the network's drafts, too, comes what followed the match, though that is too short to be believed.
-    """
-    copied, length = recalled(np.asarray(tokens), width)
-    made = tuple(guess[: min(width, NETWORK)]) if length < LEAST else ()
-    return (*made, *copied[len(made) :].tolist())
 
 
 class HybridDrafter:
