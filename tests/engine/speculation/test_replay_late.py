@@ -18,6 +18,7 @@ from power_lab.engine.speculation.recorded import RecordedCosts, RecordedRounds
 from power_lab.engine.speculation.replay import FROM_COUNTS, replay
 from power_lab.engine.trace import DraftTable, RunRecord
 from power_lab.errors import ReplayRefused
+from power_lab.evidence.dataset import trace_dataset
 from power_lab.what_if import what_if
 from tests import drafters, drafting, tiny
 from tests.engine.speculation import test_replay
@@ -100,6 +101,9 @@ def test_hybrid_rounds_with_and_without_its_network_are_among_those(
     assert any(entry.accepted < 7 for entry in wide), (
         "the network's drafts, and behind them what is copied all the same"
     )
+    trace = trace_dataset(real)
+    assert trace.resumed.values.tolist() == [entry.resumed for entry in real.rounds]
+    assert 0 < trace.light.sum() < trace.resumed.sum()
 
 
 VARIED = {**VARIANTS, "short blocks": ("dspark", lambda ops: _short(ops))}
