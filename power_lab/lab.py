@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from os import PathLike
 from typing import TYPE_CHECKING, Any
@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from power_lab.conversation import TURN_OPTIONS, Conversation
-from power_lab.engine.config import EngineConfig, HostSettings, Paths, names_model, user_path
-from power_lab.engine.request import SamplingParams
-from power_lab.errors import ConfigError, EngineClosed, EngineInUse, HostUnavailable, RequestCancelled, StepFailed
-from power_lab.keywords import plain, sampling
-from power_lab.many import as_finished, derived_seed
+from power_lab.engine.config import EngineConfig, HostSettings, Paths, user_path
+from power_lab.errors import EngineClosed, EngineInUse
+from power_lab.keywords import listed, plain, sampling
+from power_lab.many import as_finished, derived_seed, sound
 
 if TYPE_CHECKING:
+    from power_lab.companions import Taken
     from power_lab.engine.chat import History
     from power_lab.engine.host.api import OnProgress
     from power_lab.engine.host.client import HostClient
@@ -60,7 +60,8 @@ class Lab:
 
     def __init__(self, *, paths: Paths | None = None, settings: HostSettings | None = None) -> None:
         self._given = paths, settings
-        self._config = EngineConfig()
+        self._config = EngineConfig()  # the user's settings
+        self._taken: Taken | None = None  # the drafter in their place that the lab took by itself
         self._client: HostClient | None = None
         self._engine: RemoteEngine | None = None
         self._lock = threading.RLock()
@@ -90,11 +91,12 @@ class Lab:
             ConfigError naming an unknown key or a wrong value; LicenseNotAccepted naming the terms; what loading raises;
             HostUnavailable.
         """
+        from power_lab import hosting
+
         config = EngineConfig.of({"model": str(model), **plain(settings)})
         with self._lock:
-            if accept_license:
-                self._fetch(config.model)
-                self._fetch(config.draft)
+            for needed in (config.model, config.draft) if accept_license else ():
+                hosting.fetch(needed, self._paths)
             self._load(config)
         return self
 
@@ -102,8 +104,7 @@ class Lab:
         """Change settings of the engine in use. Raises ConfigError, or EngineInUse when other live clients hold that engine."""
         with self._lock:
             config = EngineConfig.of({**self._config.asked(), **plain(changes)})
-            held = self._engine is not None and self._engine.client.open
-            self._load(config, replaces=self._engine.key if held and self._engine is not None else "")
+            self._load(config, replaces=self._held())
         return self
 
     def unload(self) -> None:
@@ -117,8 +118,8 @@ class Lab:
     def engine(self) -> RemoteEngine:
         """The engine in use, loaded (again) where it is not there."""
         with self._lock:
-            if self._engine is None or not self._engine.client.open:
-                self._load(self._config)
+            if not self._held():
+                self._load(self._config, taken=self._taken)
             assert self._engine is not None
             return self._engine
 
@@ -127,46 +128,42 @@ class Lab:
         """What the engine is: model, file digest, licence, arithmetic, versions."""
         return self.engine.facts
 
-    def _fetch(self, model: str) -> None:
-        """Bring a catalogue model here, its terms accepted; the host, which nobody can ask, takes only what is here."""
-        from power_lab import models
-        from power_lab.bars import LoadBar
+    def _held(self) -> str:
+        """The key of the engine in use, or nothing."""
+        engine = self._engine
+        return engine.key if engine is not None and engine.client.open else ""
 
-        if model in models.CATALOGUE:
-            with LoadBar("Fetched") as bar:
-                models.ensure(model, self._paths, bar, accept_license=True)
-
-    def _load(self, config: EngineConfig, replaces: str = "", progress: OnProgress | None = None) -> None:
-        from power_lab.bars import LoadBar
+    def _load(
+        self, config: EngineConfig, replaces: str = "", progress: OnProgress | None = None, taken: Taken | None = None
+    ) -> None:
+        from power_lab import companions, hosting
         from power_lab.engine.host.remote import RemoteEngine
-        from power_lab.models import locate
 
-        kept = self._client
-        client = self._connected()
-        draft = locate(config.draft, self._paths) if names_model(config.draft) else config.draft
-        found = msgspec.structs.replace(config, model=locate(config.model, self._paths), draft=draft)
-
-        def use(loaded: Loaded) -> None:
+        def use(client: HostClient, loaded: Loaded) -> None:
             before, self._engine = self._engine, RemoteEngine(client, loaded)
-            self._config = config
+            self._config, self._taken = config, taken
             if before is not None and before.key != loaded.engine:
                 before.close()
 
-        begun: list[str] = []
-        with LoadBar() if progress is None else nullcontext(progress) as bar:
+        found = companions.with_drafter(config, taken)
+        hosting.load(found, self._paths, self._connected, self._client, use, replaces=replaces, progress=progress)
 
-            def told(stage: str, done: int, total: int) -> None:
-                begun.append(stage)
-                bar(stage, done, total)
+    def _equip(self, speculate: str) -> None:
+        """Have the drafter that a request names, where the model comes with it and the user chose none. Raises ConfigError."""
+        from power_lab import companions
 
+        with self._lock:
+            if not companions.may_choose(speculate, self._config):
+                return
+            known = self._engine.facts.sha256 if self._engine is not None else companions.identity(self._config.model)
+            taken = companions.wanted(speculate, known or self.facts.sha256, self._taken, loaded=bool(self._held()))
+            if taken is None:
+                return
             try:
-                client.load(found, replaces=replaces, progress=told, use=use)
-            except HostUnavailable:
-                if client.open or client is not kept or begun:
-                    raise
-                # The connection had just broken, which only a call finds out: the load is not what ended the host.
-                client = self._connected()
-                client.load(found, progress=bar, use=use)
+                self._load(self._config, replaces=self._held(), taken=taken.kept)
+            except EngineInUse as error:
+                raise companions.refused(taken, self._config.model, error) from error
+        companions.tell(taken)
 
     def _connected(self) -> HostClient:
         from power_lab.engine.host.client import HostClient
@@ -200,7 +197,8 @@ class Lab:
                 does not use changes nothing, so that a notebook serves several models.
             cache_key: namespace of the prefix cache.
             deadline_s: seconds from now to the last token; a run that misses it ends with finish `deadline` and what it has.
-            params: fields of SamplingParams.
+            params: fields of SamplingParams. Where `speculate` names a trained drafter that comes with the model and the engine has
+                another one, the engine is loaded anew with it, unless `draft` was chosen or others use that engine.
 
         Raises:
             ConfigError, CapacityError, QueueFull; StepFailed when the engine's step raised; HostUnavailable.
@@ -209,9 +207,10 @@ class Lab:
         from power_lab.display import stream_for
 
         wanted = sampling(params)
+        self._equip(wanted.speculate)
         out = stream_for(stream)
         extras = {"chat": chat, "tools": tools, "template_options": template_options}
-        run = self._submit(prompt, wanted, **extras, cache_key=cache_key, deadline_s=deadline_s)
+        run = self.engine.submit(prompt, wanted, **extras, cache_key=cache_key, deadline_s=deadline_s)
         done: Run | None = None  # and not `last`, which another thread may set
         try:
             with self._closing_noticed():
@@ -222,7 +221,7 @@ class Lab:
                 done = self._keep(run.record)
                 out.done(done)
         assert done is not None
-        return _sound(done)
+        return sound(done)
 
     def generate_many(
         self,
@@ -245,22 +244,23 @@ class Lab:
         from power_lab.run import Run
 
         wanted = sampling(params)
-        if isinstance(prompts, (str, bytes, Mapping)) or not isinstance(prompts, Iterable):
-            found = type(prompts).__name__
-            raise ConfigError("prompts", f"{found} found", "Give a list of prompts; for one there is lab.generate.")
-        asked = list(prompts)
+        asked = listed(prompts)
+        if asked:
+            self._equip(wanted.speculate)
         seed = secrets.randbits(63) if wanted.seed is None else wanted.seed
         extras = {"chat": chat, "tools": tools, "template_options": template_options}
         keys = {**extras, "cache_key": cache_key, "deadline_s": deadline_s}
 
         def submit(index: int) -> RemoteRun:
-            return self._submit(asked[index], msgspec.structs.replace(wanted, seed=derived_seed(seed, index)), **keys)
+            return self.engine.submit(
+                asked[index], msgspec.structs.replace(wanted, seed=derived_seed(seed, index)), **keys
+            )
 
         records: list[RunRecord | None] = [None] * len(asked)
         try:
             with self._closing_noticed(), CountBar(len(asked), progress, "lab.last_many") as bar:
                 for _, record in as_finished(submit, IN_FLIGHT, records):
-                    _sound(self._keep(record))
+                    sound(self._keep(record))
                     bar.update()
         finally:
             self.last_many = [None if record is None else Run(record) for record in records]
@@ -305,11 +305,11 @@ class Lab:
 
         Afterwards the lab's own settings are in force again. If its engine had to go, the next call loads it.
         """
-        own = self._config
+        own, taken = self._config, self._taken
 
         def engine_of(config: EngineConfig) -> RemoteEngine:
             with self._lock:
-                if config != self._config:
+                if config != self._config or self._taken is not None:
                     self.unload()  # first, since both may not fit the device
                     self._load(config, progress=progress)
                 return self.engine
@@ -319,9 +319,9 @@ class Lab:
                 yield engine_of
         finally:
             with self._lock:
-                if self._config != own:
+                if (self._config, self._taken) != (own, taken):
                     self.unload()
-                    self._config = own
+                    self._config, self._taken = own, taken
 
     def chat(self, system: str | None = None, *, history: History = "auto", **params: Any) -> Conversation:
         """A conversation.
@@ -338,9 +338,6 @@ class Lab:
     def tokenize(self, text: str) -> list[int]:
         """Token ids of raw text."""
         return self.engine.tokenize(text)
-
-    def _submit(self, prompt: Prompt, params: SamplingParams, **options: Any) -> RemoteRun:
-        return self.engine.submit(prompt, params, **options)
 
     def _keep(self, record: RunRecord) -> Run:
         from power_lab.run import Run
@@ -392,9 +389,10 @@ class Lab:
 
     def explain(self) -> Decisions:
         """Every setting and mechanism in force, who owns it and why it is as it is."""
+        from power_lab.companions import explained
         from power_lab.tables import Decisions
 
-        return Decisions(self.engine.explain())
+        return Decisions(explained(self.engine.explain(), self._taken))
 
     def memory(self) -> Memory:
         """The engine's memory plan in bytes."""
@@ -408,18 +406,9 @@ class Lab:
 
     def status(self) -> Status | None:
         """The host with its clients and engines, or None when none runs; starts nothing."""
-        from power_lab.engine.host.client import HostClient
-        from power_lab.tables import Status, shown
+        from power_lab import hosting
 
-        if self._client is not None and self._client.open:
-            return shown(Status, self._client.status())
-        client = HostClient.find(self._paths, self._settings)
-        if client is None:
-            return None
-        try:
-            return shown(Status, client.status())
-        finally:
-            client.close()
+        return hosting.status(self._client, self._paths, self._settings)
 
     # --- ending -----------------------------------------------------------------------------------------------------------------
 
@@ -428,15 +417,10 @@ class Lab:
 
         With `force` the host must end: raises EngineInUse naming the other live clients when there are any.
         """
-        from power_lab.engine.host.client import HostClient
+        from power_lab import hosting
 
         with self._lock:
-            client = self._client
-            if client is None or not client.open:
-                client = HostClient.find(self._paths, self._settings, observer=False)
-            said = "No engine host is running."
-            if client is not None:
-                said = _end_host(client, force)
+            said = hosting.end(self._client, self._paths, self._settings, force=force)
             self._client = self._engine = None
             return said
 
@@ -445,24 +429,10 @@ class Lab:
 
         Raises EngineInUse naming other live clients.
         """
-        from power_lab.engine.host.client import HostClient, HostMismatch
-        from power_lab.engine.host.process import end
+        from power_lab import hosting
 
         self.disconnect()
-        try:
-            client = HostClient.find(self._paths, self._settings)
-        except HostMismatch as error:
-            welcome, pid = error.welcome, error.pid
-        else:
-            if client is None:
-                return
-            welcome, pid = client.welcome, client.pid
-            client.close()
-        if welcome.clients:
-            raise EngineInUse(
-                f"The engine host is also used by {', '.join(welcome.clients)}.", "Close those notebooks."
-            )
-        end(pid)
+        hosting.replace(self._paths, self._settings)
 
     def disconnect(self) -> None:
         """Leave the host. The engine stays loaded for its idle time, for this or another notebook."""
@@ -477,23 +447,3 @@ class Lab:
             return f"<Lab: no engine yet; the next call loads {self._config.model!r}>"
         facts = engine.facts
         return f"<Lab: {facts.model} ({facts.file}), {facts.mode} on {facts.device}, {facts.threads} threads, host pid {engine.client.pid}>"
-
-
-def _sound(run: Run) -> Run:
-    """The run, unless the engine or somebody else ended it before its time."""
-    if run.finish == "error":
-        raise StepFailed(f"Run {run.record.id} failed: {run.record.finish_detail}", "`lab.last` has its output so far.")
-    if run.finish == "cancelled":
-        raise RequestCancelled(f"Run {run.record.id} was cancelled from outside.", "`lab.last` has its output so far.")
-    return run
-
-
-def _end_host(client: HostClient, force: bool) -> str:
-    try:
-        client.shutdown()
-    except EngineInUse as error:
-        if force:
-            raise
-        client.close()
-        return f"This notebook's lease is dropped. {error.message}"
-    return "The engine host has ended."

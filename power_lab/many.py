@@ -1,4 +1,4 @@
-"""Many runs at once: their seeds, and the window in which they fly."""
+"""Runs, one or many at once: their seeds, the window in which they fly, and whether they came to their own end."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
-from power_lab.errors import HostUnavailable, QueueFull
+from power_lab.errors import HostUnavailable, QueueFull, RequestCancelled, StepFailed
 
 if TYPE_CHECKING:
     from power_lab.engine.host.remote import RemoteRun
     from power_lab.engine.trace import RunRecord
+    from power_lab.run import Run
 
 
 def derived_seed(seed: int, index: int) -> int:
@@ -23,7 +24,9 @@ def derived_seed(seed: int, index: int) -> int:
     return int.from_bytes(digest[:8], "little") >> 1
 
 
-def as_finished(submit: Callable[[int], RemoteRun], window: int, records: list[RunRecord | None]) -> Iterator[tuple[int, RunRecord]]:
+def as_finished(
+    submit: Callable[[int], RemoteRun], window: int, records: list[RunRecord | None]
+) -> Iterator[tuple[int, RunRecord]]:
     """Run as many as `records` has places, each record into its own; they come, with their indices, as the runs end.
 
     `window` runs are in flight while so many are left, however long one of them takes. Whatever ends this early cancels the others and
@@ -58,3 +61,12 @@ def as_finished(submit: Callable[[int], RemoteRun], window: int, records: list[R
         for index, run in flying.items():
             run.settle()
             records[index] = run.record
+
+
+def sound(run: Run) -> Run:
+    """The run, unless the engine or somebody else ended it before its time. Raises StepFailed, RequestCancelled."""
+    if run.finish == "error":
+        raise StepFailed(f"Run {run.record.id} failed: {run.record.finish_detail}", "`lab.last` has its output so far.")
+    if run.finish == "cancelled":
+        raise RequestCancelled(f"Run {run.record.id} was cancelled from outside.", "`lab.last` has its output so far.")
+    return run

@@ -55,6 +55,13 @@ def test_files_beside_the_notebook_are_the_notebooks_and_not_the_kernels(start, 
     assert start().run("import mine; print(mine.word)").text == "found\n"
 
 
+def test_a_cell_may_name_any_drafter_that_comes_with_the_model(kernel: Kernel, home: Home):
+    done = kernel.run("%%generate --speculate dflash --max-tokens 2\nhi")
+    assert done.status == "ok" and "loaded with the drafter 'dflash', which comes with the model" in done.text
+    status = host(home)
+    assert status is not None and [engine.config.draft for engine in status.engines] == ["dflash"]
+
+
 def test_the_kernelspec_is_whole():
     folder = Path(power_lab.__file__).parent / "jupyter" / "kernelspec"
     spec = json.loads((folder / "kernel.json").read_text())

@@ -83,6 +83,7 @@ class FakeEngine:
             revision="r" * 16,
             versions={},
         )
+        self._draft = config.draft
         self._numbers = itertools.count()
         self._closed = False
         self._live: dict[int, FakeTicket] = {}
@@ -178,7 +179,10 @@ class FakeEngine:
         return Delta(id=number, text=text, tokens=len(out), drafted=0, accepted=0, cached=0, at=at)
 
     def explain(self) -> tuple[Decision, ...]:
-        return (Decision(key="mode", value="exact", owner="backend", reason="the default"),)
+        return (
+            Decision(key="mode", value="exact", owner="backend", reason="the default"),
+            Decision(key="draft", value=self._draft, owner="model", reason="a fake has any"),
+        )
 
     def memory(self) -> MemoryPlan:
         return MemoryPlan(

@@ -33,10 +33,16 @@ def artifact_of(draft: str, model: str, sha256: str) -> tuple[Path | None, str]:
     return shipped.path_of(draft, sha256), "comes with this model, as asked"
 
 
+def serving(name: str, sha256: str) -> str:
+    """Of the drafters that come with a model, the one whose engine takes `speculate=name`; "" where there is none."""
+    known = shipped.names(sha256)
+    able = {"dspark": ("dspark", "dflash"), "hybrid": (shipped.default(sha256),)}.get(name, (name,))
+    return next((one for one in able if one in known), "")
+
+
 def remedy(name: str, model: str, sha256: str) -> str:
     """How an engine of this model gets a drafter that serves `speculate=name`."""
-    known = shipped.names(sha256)
-    found = next((one for one in (name, {"dspark": "dflash"}.get(name, "")) if one in known), "")
+    found = serving(name, sha256)
     if found:
         return f'Load the model with lab.load("{model}", draft="{found}").'
     return f'Load the model with lab.load("{model}", draft="<path of a drafter that serves {name}>.safetensors").'
