@@ -1,6 +1,6 @@
 """Speculation proved and measured: exactness of every drafter, its speed, and what an ideal one would bring to a large model.
 
-    python bench/speculation.py campaign --device cuda --drafters lookup ngram dflash=dflash mtp=mtp --output FILE
+    python bench/speculation.py campaign --device cuda [--cells 0 1 2] --output FILE
     python bench/speculation.py speed    --device cuda --drafters ... [--widths 1 3 7 15] [--repeats 2] --output FILE
     python bench/speculation.py curve    --device cuda --geometry qwen3-8b --draft-geometry qwen3-0.6b --output FILE
 
@@ -10,7 +10,8 @@
   the paired ratio; beside the default controller the width that was best for each kind of prompt, known afterwards.
 - curve: speed-up against acceptance and width, by a drafter that knows what will be said and errs as often as it is told to.
 
-A drafter is NAME or NAME=DRAFT, where DRAFT is what `lab.load(draft=...)` is given for it. Logs are written after every cell.
+A drafter is NAME or NAME=DRAFT, where DRAFT is what `lab.load(draft=...)` is given for it; `draft-model=made` and `eagle=made` are built
+for the run (`bench/speculation_drafts.py`). A campaign has every drafter unless told otherwise. Logs are written after every cell.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""Exactness of speculation: every pair of drafter, width, temperature, batch and cache, whole outputs compared."""
+"""Exactness of speculation: every pair of drafter, width, temperature, batch and cache, whole outputs compared.
+
+The array has versions, since records name its cells by number. The first, of 51 cells, is that of the records of 2026-11-30: seven
+drafters, fixed widths, `cost` and `adaptive`. The second begins with these, and its further cells complete the pairs of `draft-model`,
+`eagle` and `governor`. A width that is a number is `fixed` at it; a controller may draft up to the largest of these.
+"""
 
 from __future__ import annotations
 
@@ -12,27 +17,37 @@ from tqdm.auto import tqdm
 from bench.exactness import KV_TOKENS
 from bench.exactness import cell as compared
 from bench.prompts import spread
-from bench.speculation_engines import Engines, Log, counts
+from bench.speculation_engines import MADE, Engines, Log, counts
 from power_lab.engine import intake
 from power_lab.engine.engine import Engine
 from power_lab.engine.request import SamplingParams
 from power_lab.engine.trace import RunRecord
 from tests.pairs import all_pairs
 
-WIDTHS = (1, 3, 7, 15, 31, "cost", "adaptive")
+VERSION = 2
+FIRST_DRAFTERS = ("lookup", "ngram", "hybrid", "mtp", "dspark", "dflash", "dflash2")
+FIRST_WIDTHS = (1, 3, 7, 15, 31, "cost", "adaptive")
+WIDTHS = (*FIRST_WIDTHS, "governor")
 TEMPERATURES = (0.0, 0.8)
+EVERY = (
+    "lookup", "ngram", "hybrid=mtp", "mtp=mtp", "dspark=dflash", "dflash=dflash", "dflash2=dflash2",
+    f"draft-model={MADE}", f"eagle={MADE}",
+)  # fmt: skip
+"""Every drafter, as `--drafters` takes them, those of the first version in its order."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batches", type=int, nargs=2, default=[1, 8], help="requests at once")
     parser.add_argument("--cells", type=int, nargs="+", metavar="NUMBER", help="only these of the array")
+    parser.set_defaults(drafters=list(EVERY))
 
 
 def run(args: argparse.Namespace) -> int:
     """All cells; 1 unless every output of each is the reference's."""
     campaign = Campaign(args)
     array = cases(list(campaign.engines.drafters), args.batches)
-    print(f"{len(array)} cells of {args.prompts} prompts and {args.tokens} tokens")
+    campaign.log.facts["array"] = {"version": VERSION, "cells": len(array), "drafters": args.drafters, "widths": WIDTHS}
+    print(f"{len(array)} cells of {args.prompts} prompts and {args.tokens} tokens (array {VERSION})")
     for number, case in enumerate(array):
         if args.cells is None or number in args.cells:
             campaign.run(number, case)
@@ -40,15 +55,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def cases(drafters: Sequence[str], batches: list[int]) -> list[dict[str, Any]]:
-    """An array in which every pair of values of any two axes occurs."""
-    axes = {
-        "drafter": drafters,
-        "width": WIDTHS,
-        "temperature": TEMPERATURES,
-        "batch": batches,
-        "cache": ("cold", "warm"),
-    }
-    return all_pairs(axes)
+    """An array in which every pair of values of any two axes occurs; the cells of the first version come first."""
+    common = {"temperature": TEMPERATURES, "batch": batches, "cache": ("cold", "warm")}
+    old = [name for name in drafters if name in FIRST_DRAFTERS]
+    first = all_pairs({"drafter": old, "width": FIRST_WIDTHS, **common}) if old else []
+    return all_pairs({"drafter": drafters, "width": WIDTHS, **common}, begun=first)
 
 
 class Campaign:
@@ -66,6 +77,7 @@ class Campaign:
     def run(self, number: int, case: dict[str, Any]) -> None:
         expected = [record.tokens for record in self._reference(case["temperature"])]
         engine = self.engines.of(case["drafter"])
+        self.log.facts["made"] = self.engines.made
         engine.drop_prefixes()
         warm = case["cache"] == "warm"
         name = f"{number:2} {case['drafter']}, {case['width']}, T={case['temperature']}, batch {case['batch']}, {case['cache']}"

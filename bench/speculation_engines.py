@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
+import weakref
 from collections.abc import Sequence
+from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any, cast, get_args
 
 from bench.cpu import about
@@ -16,8 +20,10 @@ from power_lab.engine.request import Drafting
 from power_lab.engine.speculation.metrics import Metrics
 from power_lab.engine.tokenizer import Tokenizer
 from power_lab.engine.trace import RunRecord
+from power_lab.models import ensure
 
 Cell = dict[str, Any]
+MADE = "made"  # the DRAFT of a drafter that no file brings: built for the run, in a folder that ends with it
 
 
 class Engines:
@@ -28,6 +34,7 @@ class Engines:
 
     Attributes:
         drafters: name -> the `draft=` of its engine. tokenizer: the model's, once it is loaded.
+        made: name -> what was built for it, with its SHA-256.
     """
 
     tokenizer: Tokenizer
@@ -35,12 +42,16 @@ class Engines:
     def __init__(self, args: argparse.Namespace, **settings: Any) -> None:
         self._args, self._settings = args, settings
         self.drafters: dict[Drafting, str] = dict(drafter(text) for text in args.drafters)
-        self._made: dict[str, Engine] = {}
+        self._engines: dict[str, Engine] = {}
+        self._folder: Path | None = None
+        self.made: dict[str, str] = {}
 
     def of(self, drafter: Drafting) -> Engine:
         """Where requests may ask for this drafter; "off" is plain decoding, in an engine that has no draft weights."""
         draft = self.drafters.get(drafter, "")
-        if draft not in self._made:
+        if draft == MADE:
+            draft = self.drafters[drafter] = str(self._build(drafter))
+        if draft not in self._engines:
             config = EngineConfig(
                 model=self._args.model,
                 device=self._args.device,
@@ -48,10 +59,29 @@ class Engines:
                 draft=draft,
                 **self._settings,
             )
-            made = load(config, Paths.default(), lambda *_: None)
-            self.tokenizer = made.tokenizer
-            self._made[draft] = Engine(config, loaded=made, threaded=False)
-        return self._made[draft]
+            loaded = load(config, Paths.default(), lambda *_: None)
+            self.tokenizer = loaded.tokenizer
+            self._engines[draft] = Engine(config, loaded=loaded, threaded=False)
+            if drafter in self.made:
+                self.made[drafter] += f", sha256 {loaded.facts.draft.sha256[:16]}"
+        return self._engines[draft]
+
+    def _build(self, drafter: Drafting) -> Path:
+        from bench import speculation_drafts
+
+        if self._folder is None:
+            self._folder = Path(mkdtemp(prefix="power-lab-drafts-"))
+            weakref.finalize(self, shutil.rmtree, self._folder)
+        if drafter == "draft-model":
+            model = ensure(self._args.model, Paths.default(), lambda *_: None).path
+            self.made[drafter] = "the model itself, its layers in Q3_K and MXFP4"
+            return speculation_drafts.few_bits(model, self._folder / "few-bits.gguf")
+        if drafter == "eagle":
+            plain = self.of("off")
+            self.made[drafter] = "an assistant of two layers, random weights"
+            spec, out = plain._loaded.model.spec, self._folder / "eagle.safetensors"
+            return speculation_drafts.random_eagle(spec, plain.facts.sha256, out)
+        raise SystemExit(f"--drafters: nobody makes a {drafter}; only draft-model and eagle")
 
     def memory_mb(self, drafter: Drafting) -> float:
         return round(self.of(drafter).memory().total / 1e6, 1)

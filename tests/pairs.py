@@ -8,8 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 
-def all_pairs(axes: Mapping[str, Sequence[Any]], seed: int = 0) -> list[dict[str, Any]]:
-    """Greedy pairwise cover; the same seed gives the same cases."""
+def all_pairs(
+    axes: Mapping[str, Sequence[Any]], seed: int = 0, begun: Sequence[Mapping[str, Any]] = ()
+) -> list[dict[str, Any]]:
+    """Greedy pairwise cover; the same seed gives the same cases. `begun`: cases that there are, which the further ones complete."""
     rng = random.Random(seed)
     names = list(axes)
     open_pairs = {
@@ -18,7 +20,10 @@ def all_pairs(axes: Mapping[str, Sequence[Any]], seed: int = 0) -> list[dict[str
         for i in range(len(axes[a]))
         for j in range(len(axes[b]))
     }
-    cases = []
+    for case in begun:
+        at = {name: list(axes[name]).index(case[name]) for name in names}
+        open_pairs -= {(x, at[x], y, at[y]) for x, y in itertools.combinations(names, 2)}
+    cases = [dict(case) for case in begun]
     while open_pairs:
         best: dict[str, int] = {}
         gain = -1

@@ -7,22 +7,27 @@ import json
 from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
 
 from bench import speculation_campaign, speculation_curve
+from bench.speculation_engines import Engines, drafter
 from bench.speculation_speed import interval
 from power_lab.engine import live
+from power_lab.engine.request import Controlling, Drafting
 from power_lab.engine.scheduler import Outcome
 from power_lab.engine.speculation.drafters import DraftAsk
 from power_lab.engine.speculation.transaction import Terminal
 
 
-def asked(model: Path, output: Path, cells: list[int]) -> argparse.Namespace:
+def asked(
+    model: Path, output: Path, cells: list[int], drafters: Sequence[str] = ("ngram",), prompts: int = 3
+) -> argparse.Namespace:
     return argparse.Namespace(
-        model=str(model), device="cpu", threads=2, drafters=["ngram"], prompts=3, tokens=24, batches=[1, 8], cells=cells,
-        commit=None, output=output,
+        model=str(model), device="cpu", threads=2, drafters=list(drafters), prompts=prompts, tokens=24, batches=[1, 8],
+        cells=cells, commit=None, output=output,
     )  # fmt: skip
 
 
@@ -33,7 +38,29 @@ def test_a_slice_of_the_campaign_is_whole_and_leaves_its_log(smollm2_path: Path,
     assert [cell["identical"] for cell in log["cells"]] == [3, 3, 3]
     assert sum(cell["drafted"] for cell in log["cells"]) > sum(cell["accepted"] for cell in log["cells"]) > 0
     assert all(cell["replays"] == 0 for cell in log["cells"])
+    assert (log["array"]["version"], log["array"]["drafters"]) == (2, ["ngram"])
     assert log["engine"]["digest"] and "commit" in log["run"]  # empty outside of a repository
+
+
+def test_drafters_that_no_file_brings_are_made(smollm2_path: Path, tmp_path: Path) -> None:
+    drafters = ["draft-model=made", "eagle=made"]
+    array = speculation_campaign.cases([drafter(text)[0] for text in drafters], [1, 8])
+    names = [cell["drafter"] for cell in array]
+    cells = [names.index("draft-model"), names.index("eagle")]
+    output = tmp_path / "log.json"
+    assert speculation_campaign.run(asked(smollm2_path, output, cells, drafters, prompts=2)) == 0
+    log = json.loads(output.read_text())
+    eagle, model = sorted(log["cells"], key=lambda cell: cell["drafter"] == "draft-model")
+    assert (eagle["drafter"], eagle["identical"], model["drafter"], model["identical"]) == (
+        "eagle",
+        2,
+        "draft-model",
+        2,
+    )
+    assert eagle["drafted"] > 0 and model["tokens_per_pass"] > 1.5
+    assert all("sha256 " in made for made in log["made"].values()) and set(log["made"]) == {"draft-model", "eagle"}
+    with pytest.raises(SystemExit, match="nobody makes a mtp"):
+        Engines(asked(smollm2_path, output, [], ["mtp=made"])).of("mtp")
 
 
 def test_a_campaign_with_a_wrong_token_fails(
@@ -48,13 +75,24 @@ def test_a_campaign_with_a_wrong_token_fails(
     assert speculation_campaign.run(asked(smollm2_path, tmp_path / "log.json", [0])) == 1
 
 
-def test_the_array_holds_every_pair() -> None:
-    drafters = ["lookup", "ngram", "draft-model", "mtp", "dflash", "dflash2", "dspark"]
+def test_the_array_holds_every_pair_of_every_drafter_and_controller() -> None:
+    drafters = [drafter(text)[0] for text in speculation_campaign.EVERY]
+    assert set(drafters) == set(get_args(Drafting)) - {"off", "auto"}
     cells = speculation_campaign.cases(drafters, [1, 8])
-    assert 42 <= len(cells) <= 60
+    assert 72 <= len(cells) <= 90
     for a, b in combinations(cells[0], 2):
         seen = {(cell[a], cell[b]) for cell in cells}
         assert len(seen) == len({cell[a] for cell in cells}) * len({cell[b] for cell in cells})
+    controllers = {cell["width"] for cell in cells if isinstance(cell["width"], str)}
+    assert controllers == set(get_args(Controlling)) - {"fixed"}, "which is what numbers are"
+
+
+@pytest.mark.parametrize("record", ["h200-campaign-2026-11-30.json", "campaign-cpu-2026-11-30.json"])
+def test_its_first_cells_are_those_of_the_records(record: str) -> None:
+    recorded = json.loads(Path("bench/results", record).read_text())["cells"]
+    drafters = [drafter(text)[0] for text in speculation_campaign.EVERY]
+    cells = speculation_campaign.cases(drafters, [1, 8])
+    assert [{key: cell[key] for key in cells[0]} for cell in recorded] == cells[: len(recorded)]
 
 
 def test_an_interval_of_paired_ratios() -> None:
@@ -66,7 +104,7 @@ def test_an_interval_of_paired_ratios() -> None:
 
 def test_a_synthetic_drafter_is_right_as_often_as_it_is_told() -> None:
     known = np.random.default_rng(0).integers(0, 50, 4000).tolist()
-    drafter = speculation_curve.Synthetic(known, 0.7, 50, speculation_curve.Waiting(0.0))
-    (draft,) = drafter.propose([DraftAsk(0, known[:100], 3000)])
+    synthetic = speculation_curve.Synthetic(known, 0.7, 50, speculation_curve.Waiting(0.0))
+    (draft,) = synthetic.propose([DraftAsk(0, known[:100], 3000)])
     right = np.mean([a == b for a, b in zip(draft.tokens, known[100:3100], strict=True)])
     assert right == pytest.approx(0.7, abs=0.03)
