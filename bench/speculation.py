@@ -1,13 +1,14 @@
 """Speculation proved and measured: exactness of every drafter, its speed, and what an ideal one would bring to a large model.
 
     python bench/speculation.py campaign --device cuda [--cells 0 1 2] --output FILE
-    python bench/speculation.py speed    --device cuda --drafters ... [--widths 1 3 7 15] [--repeats 2] --output FILE
+    python bench/speculation.py speed    --device cuda --drafters ... [--widths 1 3 7 15] [--temperature 0 0.8] --output FILE
     python bench/speculation.py curve    --device cuda --geometry qwen3-8b --draft-geometry qwen3-0.6b --output FILE
 
 - campaign: an all-pairs array of drafter, width or controller, temperature, batch and cache; whole outputs equal those of each request
   alone without speculation. Exit status 0 only if all are.
-- speed: plain decoding against every drafter with the default controller and with fixed widths, prompt by prompt in turn, with intervals of
-  the paired ratio; beside the default controller the width that was best for each kind of prompt, known afterwards.
+- speed: plain decoding against every drafter with the default controller and with fixed widths, prompt by prompt in turn, at each of the
+  temperatures, with intervals of the paired ratio; beside the default controller the width that was best for each kind of prompt, known
+  afterwards.
 - curve: speed-up against acceptance and width, by a drafter that knows what will be said and errs as often as it is told to.
 
 A drafter is NAME or NAME=DRAFT, where DRAFT is what `lab.load(draft=...)` is given for it; `draft-model=made` and `eagle=made` are built

@@ -3,6 +3,9 @@
 A request's seconds are all of it, from submission to its last token, prompt included. Answers end where the model ends them. Each request
 has a cache namespace of its own: none finds another's prefix, nor its own answer in an n-gram drafter's memory. Controllers and measured
 costs live on, as they do in an engine that serves. An answer that differs between arms ends the run.
+
+Every kind of prompt is answered at every temperature asked for, greedily by default: then a small model soon repeats itself, after random
+tokens and in other languages too, so that what is adversarial for a drafter is so at temperatures above 0 alone.
 """
 
 from __future__ import annotations
@@ -62,7 +65,7 @@ PLAIN = Arm("off")
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--widths", type=int, nargs="*", default=[1, 3, 7, 15], help="fixed ones")
-    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--temperature", type=float, nargs="+", default=[0.0], help="of every prompt, each in turn")
     parser.add_argument(
         "--repeats", type=int, default=1, help="answers of each arm to each prompt; their median counts"
     )
@@ -91,7 +94,8 @@ class Speed:
         self.arms = [PLAIN, *(Arm(name, width) for name in drafters for width in (0, *args.widths))]
         self.prompts = self._prompts()
         self._keys = itertools.count()
-        self.samples: dict[Arm, Samples] = {arm: Samples() for arm in self.arms}
+        self.log.facts["temperatures"] = args.temperature
+        self.samples = {at: {arm: Samples() for arm in self.arms} for at in args.temperature}
 
     def _prompts(self) -> list[tuple[str, list[int]]]:
         """(kind, tokens): the prompts that the request-wide figure is over, then further kinds."""
@@ -106,51 +110,63 @@ class Speed:
     def measure(self) -> None:
         for number in range(min(self.args.warm_up, len(self.prompts))):
             for arm in self.arms:
-                self._answer(arm, number)
+                for temperature in self.args.temperature:
+                    self._answer(arm, number, temperature)
         for number in tqdm(range(len(self.prompts)), desc="prompts", disable=None):
-            self._warm(number)
-            for repeat in range(self.args.repeats):
-                turn = (number + repeat) % len(self.arms)  # nobody is always the first
-                for arm in (*self.arms[turn:], *self.arms[:turn]):
-                    start = time.perf_counter()
-                    record = self._answer(arm, number)
-                    samples = self.samples[arm]
-                    samples.seconds.setdefault(number, []).append(time.perf_counter() - start)
-                    samples.records[number] = record
-            want = self.samples[PLAIN].records[number].tokens
-            for arm in self.arms:
-                if self.samples[arm].records[number].tokens != want:
-                    raise SystemExit(f"{arm.name}: prompt {number} has another answer than plain decoding")
-            self._keep(number)
+            for temperature in self.args.temperature:
+                self._warm(number, temperature)
+                self._measure(number, temperature)
+                self._keep(number, temperature)
 
-    def _warm(self, number: int) -> None:
+    def _measure(self, number: int, temperature: float) -> None:
+        """One prompt by every arm. Raises SystemExit where answers differ."""
+        for repeat in range(self.args.repeats):
+            turn = (number + repeat) % len(self.arms)  # nobody is always the first
+            for arm in (*self.arms[turn:], *self.arms[:turn]):
+                start = time.perf_counter()
+                record = self._answer(arm, number, temperature)
+                samples = self.samples[temperature][arm]
+                samples.seconds.setdefault(number, []).append(time.perf_counter() - start)
+                samples.records[number] = record
+        want = self.samples[temperature][PLAIN].records[number].tokens
+        for arm, samples in self.samples[temperature].items():
+            if samples.records[number].tokens != want:
+                raise SystemExit(f"{arm.name}: prompt {number} has another answer than plain decoding")
+
+    def _warm(self, number: int, temperature: float) -> None:
         """A GPU captures a prompt's step when it comes for the second time: so that no arm pays for it, each engine has seen it twice."""
         for arm in {self.engines.of(arm.drafter): arm for arm in self.arms}.values():
             for _ in range(2):
-                self._answer(arm, number, 1)
+                self._answer(arm, number, temperature, 1)
 
-    def _answer(self, arm: Arm, number: int, most: int | None = None) -> RunRecord:
+    def _answer(self, arm: Arm, number: int, temperature: float, most: int | None = None) -> RunRecord:
         engine = self.engines.of(arm.drafter)
         tokens = self.prompts[number][1]
         room = min(most or self.args.tokens, engine.context - len(tokens))
-        params = arm.params(room, self.args.temperature, number)
+        params = arm.params(room, temperature, number)
         record = engine.submit(tokens, params, cache_key=str(next(self._keys))).result()
         if record.finish == "error":
             raise SystemExit(f"{arm.name}: prompt {number}: {record.finish_detail}")
         return record
 
-    def _keep(self, number: int) -> None:
+    def _keep(self, number: int, temperature: float) -> None:
         """The raw samples of one prompt, so that a run that is cut short has measured something."""
         kind, tokens = self.prompts[number]
-        seconds = {arm.name: [round(value, 6) for value in self.samples[arm].seconds[number]] for arm in self.arms}
-        said = len(self.samples[PLAIN].records[number].tokens)
-        self.log.cells.append(
-            {"prompt": number, "kind": kind, "prompt_tokens": len(tokens), "tokens": said, "seconds": seconds}
-        )
+        samples = self.samples[temperature]
+        seconds = {arm.name: [round(value, 6) for value in samples[arm].seconds[number]] for arm in self.arms}
+        said = len(samples[PLAIN].records[number].tokens)
+        told = {
+            "prompt": number,
+            "kind": kind,
+            "temperature": temperature,
+            "prompt_tokens": len(tokens),
+            "tokens": said,
+        }
+        self.log.cells.append(told | {"seconds": seconds})
         self.log.write()
 
     def tell(self) -> None:
-        """Tables: every arm over the set, kinds of prompts, the best fixed width afterwards."""
+        """Tables, by temperature: every arm over the set, kinds of prompts, the best fixed width afterwards."""
         kinds: dict[str, list[int]] = {}
         for number, (kind, _) in enumerate(self.prompts):
             kinds.setdefault(kind, []).append(number)
@@ -158,28 +174,30 @@ class Speed:
         adversarial = [number for kind in ADVERSARIAL for number in kinds.get(kind, [])]
         sets = whole | {"adversarial": adversarial} | kinds
         print(
-            f"{'prompts':12} {'arm':20} ratio  [95% interval]  decode  drafts  accepted  a pass  replays  prefill ms   MB"
+            f"   T {'prompts':12} {'arm':20} ratio  [95% interval]  decode  drafts  accepted  a pass  replays  prefill ms   MB"
         )
         self.log.facts["arms"] = []
-        for name, numbers in sets.items():
+        for temperature, (name, numbers) in itertools.product(self.args.temperature, sets.items()):
             for arm in self.arms if numbers else ():
-                made = {"prompts": name} | self._compare(arm, numbers)
+                made = {"prompts": name, "temperature": temperature} | self._compare(arm, numbers, temperature)
                 self.log.facts["arms"].append(made)
                 print(_line(made), flush=True)
         self.log.facts["hindsight"] = [
-            self._hindsight(drafter, kind, numbers)
+            self._hindsight(drafter, kind, numbers, temperature)
+            for temperature in self.args.temperature
             for drafter in self.engines.drafters
             for kind, numbers in kinds.items()
         ]
         for made in self.log.facts["hindsight"]:
             print(
-                f"{made['drafter']:12} {made['kind']:10} best in hindsight: width {made['best_width']:2} of {made['best_s']:.3f} s;"
+                f"{made['temperature']:4} {made['drafter']:12} {made['kind']:10} best in hindsight:"
+                f" width {made['best_width']:2} of {made['best_s']:.3f} s;"
                 f" default {made['default_s']:.3f} s, {made['default_of_best']:.3f} of its speed"
             )
         self.log.write()
 
-    def _compare(self, arm: Arm, numbers: Sequence[int]) -> Cell:
-        plain, own = self.samples[PLAIN], self.samples[arm]
+    def _compare(self, arm: Arm, numbers: Sequence[int], temperature: float) -> Cell:
+        plain, own = self.samples[temperature][PLAIN], self.samples[temperature][arm]
         records = [own.records[number] for number in numbers]
         low, high = interval(plain.of(numbers), own.of(numbers))
         decode = sum(plain.records[n].decode_s for n in numbers) / max(sum(r.decode_s for r in records), 1e-9)
@@ -196,15 +214,17 @@ class Speed:
             **counts(records),
         }
 
-    def _hindsight(self, drafter: Drafting, kind: str, numbers: Sequence[int]) -> Cell:
+    def _hindsight(self, drafter: Drafting, kind: str, numbers: Sequence[int], temperature: float) -> Cell:
         """Of the fixed widths, plain decoding among them, the fastest on these prompts, beside the default controller."""
-        fixed = {0: self.samples[PLAIN]} | {w: self.samples[Arm(drafter, w)] for w in self.args.widths}
+        arms = self.samples[temperature]
+        fixed = {0: arms[PLAIN]} | {width: arms[Arm(drafter, width)] for width in self.args.widths}
         seconds = {width: float(samples.of(numbers).sum()) for width, samples in fixed.items()}
         best = min(seconds, key=lambda width: seconds[width])
-        default = float(self.samples[Arm(drafter)].of(numbers).sum())
+        default = float(arms[Arm(drafter)].of(numbers).sum())
         return {
             "drafter": drafter,
             "kind": kind,
+            "temperature": temperature,
             "best_width": best,
             "best_s": round(seconds[best], 5),
             "default_s": round(default, 5),
@@ -227,7 +247,8 @@ def interval(plain: np.ndarray, own: np.ndarray) -> tuple[float, float]:
 def _line(made: Cell) -> str:
     accepted = "" if made["acceptance"] is None else f"{made['acceptance']:.1%}"
     return (
-        f"{made['prompts']:12} {made['arm']:20} {made['ratio']:5.3f}  [{made['low']:.3f}, {made['high']:.3f}]  {made['decode_ratio']:5.3f}"
+        f"{made['temperature']:4} {made['prompts']:12} {made['arm']:20} {made['ratio']:5.3f}"
+        f"  [{made['low']:.3f}, {made['high']:.3f}]  {made['decode_ratio']:5.3f}"
         f"  {made['drafted']:6}  {accepted:>8}  {made['tokens_per_pass']:6.2f}  {made['replays']:7}  {made['prefill_ms']:10.2f}"
         f"  {made['memory_mb']:.0f}"
     )

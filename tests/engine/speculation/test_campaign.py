@@ -14,7 +14,7 @@ import pytest
 
 from bench import speculation_campaign, speculation_curve
 from bench.speculation_engines import Engines, drafter
-from bench.speculation_speed import interval
+from bench.speculation_speed import Speed, interval
 from power_lab.engine import live
 from power_lab.engine.request import Controlling, Drafting
 from power_lab.engine.scheduler import Outcome
@@ -93,6 +93,30 @@ def test_its_first_cells_are_those_of_the_records(record: str) -> None:
     drafters = [drafter(text)[0] for text in speculation_campaign.EVERY]
     cells = speculation_campaign.cases(drafters, [1, 8])
     assert [{key: cell[key] for key in cells[0]} for cell in recorded] == cells[: len(recorded)]
+
+
+def test_speed_takes_every_set_at_every_temperature(
+    smollm2_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = asked(smollm2_path, tmp_path / "log.json", [], prompts=1)
+    further = {"widths": [3], "temperature": [0.0, 0.8], "repeats": 1, "extra": 1, "warm_up": 1}
+    speed = Speed(argparse.Namespace(**{**vars(args), **further, "tokens": 8}))
+    speed.measure()
+    speed.tell()
+    log = json.loads((tmp_path / "log.json").read_text())
+    assert log["temperatures"] == [0.0, 0.8]
+    kinds = {"question", "repeated", "loops", "tongues", "random"}
+    assert {(cell["kind"], cell["temperature"]) for cell in log["cells"]} == {(k, t) for k in kinds for t in (0.0, 0.8)}
+    sets = [(row["temperature"], row["prompts"]) for row in log["arms"] if row["arm"] == "ngram default"]
+    names = ["all 1", "adversarial", "question", "repeated", "loops", "tongues", "random"]
+    assert sets == [(t, name) for t in (0.0, 0.8) for name in names]
+    for at, samples in speed.samples.items():
+        assert {record.params["temperature"] for arm in samples.values() for record in arm.records.values()} == {at}
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(line.startswith(" 0.8 ") for line in lines) == 3 * len(names) + len(kinds)
+    assert {(row["temperature"], row["kind"]) for row in log["hindsight"]} == {
+        (t, k) for k in kinds for t in (0.0, 0.8)
+    }
 
 
 def test_an_interval_of_paired_ratios() -> None:
