@@ -36,13 +36,13 @@ from typing import Any, cast
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from bench.speculation_campaign import EVERY as DRAFTERS  # noqa: E402
 from bench.speculation_campaign import cases  # noqa: E402
 from power_lab.engine.config import Paths  # noqa: E402
 from power_lab.engine.request import Drafting  # noqa: E402
 from power_lab.models.catalogue import CATALOGUE  # noqa: E402
 from power_lab.models.listing import catalogue_entry  # noqa: E402
 
-DRAFTERS = ("lookup", "ngram", "hybrid=mtp", "mtp=mtp", "dspark=dflash", "dflash=dflash", "dflash2=dflash2")
 GRACE = 10.0  # seconds that a phase has to write what it has, once it is interrupted
 SECONDS = "SECONDS"  # of a command's words: stands for the seconds that it has
 SPARE = 5.0  # seconds of the whole limit that are left for packing
@@ -78,7 +78,7 @@ def phases(processes: int) -> dict[str, Phase]:
     """All phases by name. `processes`: of the campaign."""
     return {
         "tests": Phase(560, tests),
-        "campaign": Phase(560, partial(campaign, processes=processes), ("smollm2",)),
+        "campaign": Phase(560, partial(campaign, processes=processes), ("smollm2", "gguf")),
         "exactness": Phase(560, partial(bench, "exactness", "exactness.py", "--turn-batch 10"), ("smollm2",)),
         "speed": Phase(420, partial(speed, "speed", "--prompts 100 --drafters hybrid=mtp"), ("smollm2",)),
         "speed-bf16": Phase(420, bf16_speed, ("smollm2", "gguf"), bf16_file),

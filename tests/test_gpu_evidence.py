@@ -45,6 +45,7 @@ def test_the_processes_of_a_campaign_share_all_cells(processes: int) -> None:
     commands = gpu_evidence.campaign(Path("OUT"), processes)
     shares = [command[command.index("--cells") + 1 : command.index("--output")] for command in commands]
     array = speculation_campaign.cases(names, [1, 8])  # type: ignore[arg-type]
+    assert {"draft-model", "eagle"} < set(names)
     assert sorted(int(number) for share in shares for number in share) == list(range(len(array)))
     assert len({command[command.index("--output") + 1] for command in commands}) == len(commands) <= processes
 
