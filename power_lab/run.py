@@ -126,6 +126,7 @@ class Run:
         speculate: str | None = None,
         width: int | None = None,
         controller: str | None = None,
+        gate: float | None = None,
         costs_from: Iterable[Run] | None = None,
     ) -> WhatIf:
         """What this run would have done under other settings of speculation, computed from the record without the model.
@@ -137,8 +138,8 @@ class Run:
         none, there is a reason and no number.
 
         Args:
-            speculate: drafter. width: most tokens drafted a round. controller: what chooses the width of each round.
-                What is None stays as it was.
+            speculate: drafter. width: most tokens drafted a round. controller: what chooses the width of each round. gate: how sure the
+                drafter must be of what is verified (`SamplingParams.gate`). What is None stays as it was.
             costs_from: runs whose steps give the costs, such as one for each width; this run if None.
 
         Raises:
@@ -149,7 +150,7 @@ class Run:
         from power_lab.what_if import what_if
 
         costs = RecordedCosts.of([run.record for run in ((self,) if costs_from is None else costs_from)])
-        return what_if(self.record, costs, speculate=speculate, width=width, controller=controller)
+        return what_if(self.record, costs, speculate=speculate, width=width, controller=controller, gate=gate)
 
     def what_if_widths(
         self,
@@ -157,6 +158,7 @@ class Run:
         *,
         speculate: str | None = None,
         controller: str | None = None,
+        gate: float | None = None,
         costs_from: Iterable[Run] | None = None,
     ) -> xarray.Dataset:
         """The same for several widths: dimension `width`. Arguments and errors as for `what_if`.
@@ -166,7 +168,7 @@ class Run:
         from power_lab.what_if import sweep
 
         drafter = str(self.record.params.get("speculate", "off")) if speculate is None else speculate
-        options = {"controller": controller, "costs_from": costs_from}
+        options: dict[str, Any] = {"controller": controller, "gate": gate, "costs_from": costs_from}
         return sweep([self], speculate=[drafter], widths=widths, **options).isel(run=0, drafter=0)
 
     def summary(self) -> dict[str, str | int | float | None]:

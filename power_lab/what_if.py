@@ -178,10 +178,11 @@ def what_if(
     speculate: str | None = None,
     width: int | None = None,
     controller: str | None = None,
+    gate: float | None = None,
 ) -> WhatIf:
     """A recorded run with other settings of speculation. Arguments and errors as for `Run.what_if`."""
     check(record)
-    given = {"speculate": speculate, "width": width, "controller": controller}
+    given = {"speculate": speculate, "width": width, "controller": controller, "gate": gate}
     asked = {key: value for key, value in given.items() if value is not None}
     wanted = sampling(asked)
     params = msgspec.structs.replace(_params(record), **{key: getattr(wanted, key) for key in asked})
@@ -200,6 +201,7 @@ def sweep(
     speculate: Sequence[str] = ("lookup", "ngram"),
     widths: Sequence[int] = (1, 3, 7, 15),
     controller: str | None = None,
+    gate: float | None = None,
     costs_from: Iterable[Run] | None = None,
 ) -> xarray.Dataset:
     """Runs under every drafter and width: dimensions `run`, `drafter`, `width`, and `length` for the rounds by accepted drafts.
@@ -207,7 +209,7 @@ def sweep(
     Args:
         runs: of one engine.
         speculate: drafters. widths: most drafts a round.
-        controller: what chooses the width of each round; the runs' own if None.
+        controller: what chooses the width of each round; gate: how sure drafters must be; the runs' own if None.
         costs_from: runs whose steps give the costs; these ones if None.
 
     Raises:
@@ -224,7 +226,7 @@ def sweep(
     numbers = {name: np.zeros(shape, np.int64) for name in _COUNTS} | {name: np.full(shape, NAN) for name in _RATES}
     lengths = np.zeros((*shape, max(widths) + 1), np.int64)
     for at, (run, drafter, width) in zip(np.ndindex(shape), product(runs, speculate, widths), strict=True):
-        result = what_if(run.record, costs, speculate=drafter, width=int(width), controller=controller)
+        result = what_if(run.record, costs, speculate=drafter, width=int(width), controller=controller, gate=gate)
         numbers["rounds"][at] = len(result.rounds)
         for name in (*_COUNTS[1:], *_RATES):
             value = getattr(result, name)

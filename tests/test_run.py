@@ -145,6 +145,13 @@ def test_what_if_says_what_other_settings_would_have_done():
     assert wide.tokens == 60 == sum(len(entry.emitted) for entry in wide.rounds)
     assert wide.dataset.drafted.sum() == wide.drafted
     assert run.what_if().settings["speculate"] == "lookup"
+    fixed = {"speculate": "ngram", "controller": "fixed"}
+    gated, free = (run.what_if(**fixed, width=3, gate=gate) for gate in (0.9, None))
+    assert (gated.settings["gate"], free.settings["gate"]) == (0.9, 0.0)
+    assert gated.drafted < free.drafted and gated.tokens == 60
+    assert run.what_if_widths([3], **fixed, gate=0.9).drafted.item() == gated.drafted
+    with pytest.raises(ConfigError, match=r"gate: 7.0 is outside"):
+        run.what_if(gate=7)
 
 
 def test_what_was_never_measured_has_a_reason_and_no_number():

@@ -11,7 +11,9 @@ import msgspec
 
 from power_lab.errors import ConfigError
 
-Drafting = Literal["off", "auto", "lookup", "ngram", "draft-model", "hybrid", "mtp", "eagle", "dflash", "dflash2", "dspark"]
+Drafting = Literal[
+    "off", "auto", "lookup", "ngram", "draft-model", "hybrid", "mtp", "eagle", "dflash", "dflash2", "dspark"
+]
 Controlling = Literal["cost", "adaptive", "governor", "fixed"]
 Recording = Literal["", "replay"]
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
@@ -49,6 +51,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         controller: what chooses how many of these a round verifies. `cost`: as many as emit the most tokens a second, by what was
             accepted and what steps were measured to cost. `adaptive`: by this request's acceptance alone. `governor`: all or none,
             whichever was measured to be faster. `fixed`: always all. None of them changes a token.
+        gate: how sure a drafter must be of a token (0..1; 0 is off): a draft is verified up to its first token, the very first included, of
+            which it is less sure, and controllers see what is left. Token by token, not cumulative: the probability that the target
+            says it if it said those before, as the drafter sees it, which is its own probability of the token, for `dspark` that of
+            its confidence head, and for `lookup` and `ngram` how often such matches were right so far. What `hybrid` copies has
+            none and passes. Such requests are drafted for on the host, on a GPU too, which costs time there. It changes no token.
         record: what is kept beside the trace. `replay`: what each trained drafter or draft model of the engine says behind every token of
             the output, at most `width` drafts; it is asked for them when the request is over, so the result comes later. The
             output is then not offered to the prefix cache.
@@ -70,6 +77,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     speculate: Drafting = "off"
     width: int = 15
     controller: Controlling = "cost"
+    gate: float = 0.0
     record: Recording = ""
 
     def __post_init__(self) -> None:
@@ -83,6 +91,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         _check("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
         _check("presence_penalty", self.presence_penalty, -100.0, 100.0)
         _check("width", self.width, 1, 64)
+        _check("gate", self.gate, 0.0, 1.0)
         if self.logprobs is not None:
             _check("logprobs", self.logprobs, 0, 20)
         if self.seed is not None:

@@ -224,9 +224,7 @@ def drafters(loaded: Loaded, companion: Companion | None) -> list[str]:
     return ["lookup", "ngram", *(["draft-model"] if loaded.draft is not None else []), *trained]
 
 
-def explain(
-    config: EngineConfig, loaded: Loaded, pool: PoolPlan, companion: Companion | None
-) -> tuple[Decision, ...]:
+def explain(config: EngineConfig, loaded: Loaded, pool: PoolPlan, companion: Companion | None) -> tuple[Decision, ...]:
     """Settings with their owners and reasons, then the mechanisms. The pool's context may be below the model's."""
     facts, ops = loaded.facts, loaded.model.ops
     defaults = EngineConfig(device=config.device)
@@ -285,8 +283,8 @@ def explain(
             key="width",
             value=", ".join(get_args(Controlling)),
             owner="runtime",
-            reason="what chooses the drafts of a round, asked per request (controller=), at most width=; by default"
-            " the most tokens a second by measured costs",
+            reason="what chooses the drafts of a round, asked per request (controller=), at most width=, up to the first one"
+            " that its drafter is less sure of than gate=; by default the most tokens a second by measured costs",
         ),
         Decision(
             key="graphs",

@@ -20,7 +20,7 @@ OWN = {"cache": "cold", "batch": 1}
 ENGINE = EngineConfig.__struct_fields__
 REQUEST = tuple(key for key in type(sampling({})).__struct_fields__ if key != "record")
 WHOLE = ("stop", "stop_tokens", "logit_bias")  # a list or mapping is one value of these, not several
-IDLE_WITHOUT_DRAFTS = ("width", "controller")
+IDLE_WITHOUT_DRAFTS = ("width", "controller", "gate")
 
 SAME_TOKENS = frozenset(
     {
@@ -38,6 +38,7 @@ SAME_TOKENS = frozenset(
         "speculate",
         "width",
         "controller",
+        "gate",
         *OWN,
     }
 )

@@ -46,6 +46,9 @@ def test_bad_input_is_refused_by_key_and_changes_nothing(numba_ops: Callable[[in
         (lambda: SamplingParams(logprobs=True), ConfigError, "logprobs"),
         (lambda: SamplingParams(ignore_eos=np.True_), ConfigError, "ignore_eos"),  # type: ignore[arg-type]
         (lambda: SamplingParams(speculate="magic"), ConfigError, "speculate: 'magic'.*lookup"),  # type: ignore[arg-type]
+        (lambda: SamplingParams(gate=1.5), ConfigError, r"gate: 1.5 is outside 0.0..1.0"),
+        (lambda: SamplingParams(gate=float("nan")), ConfigError, "gate: nan is outside"),
+        (lambda: SamplingParams(gate=None), ConfigError, "gate: None is not a number"),  # type: ignore[arg-type]
         (lambda: SamplingParams(stop="END"), ConfigError, "stop: 'END' is not a tuple"),  # type: ignore[arg-type]
     ]:
         with pytest.raises(error, match=words):

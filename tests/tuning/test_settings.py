@@ -82,6 +82,7 @@ def test_the_engine_in_use_comes_first():
     [
         ({"widht": [1]}, "widht", "Known settings: .*width"),
         ({"width": [1, 99]}, "width", "outside 1..64"),
+        ({"gate": [0.2, 2.0]}, "gate", "outside 0.0..1.0"),
         ({"width": []}, "width", "no value"),
         ({"width": [3, 3]}, "width", "twice"),
         ({"kv_tokens": [1000]}, "kv_tokens", "not a multiple of 64"),
@@ -97,6 +98,13 @@ def test_wrong_settings_are_named_before_anything_is_loaded(settings, key, said)
     with pytest.raises(ConfigError, match=said) as caught:
         plan(settings, BASE)
     assert caught.value.key == key
+
+
+def test_gates_are_swept_where_there_are_drafts_and_change_no_token():
+    made = plan({"gate": [0.0, 0.3], "speculate": ["off", "ngram"]}, BASE)
+    assert sorted(len(trial.cells) for trial in made.trials) == [1, 1, 2]
+    assert {made.told(trial) for trial in made.trials} == {"off", "gate 0.0 · ngram", "gate 0.3 · ngram"}
+    assert len({trial.family for trial in made.trials}) == 1
 
 
 def test_families_part_by_what_may_change_tokens():

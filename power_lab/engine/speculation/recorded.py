@@ -10,7 +10,7 @@ from power_lab.engine.trace import RunRecord
 from power_lab.errors import ReplayRefused
 
 _SAME = ("sha256", "mode", "device", "threads", "digest")
-WHOLE = ("fixed", "adaptive")  # controllers that verify all that was drafted
+WHOLE = ("fixed", "adaptive")  # controllers that verify all that was drafted, where no gate cuts it
 
 
 class RecordedCosts:
@@ -49,7 +49,8 @@ class RecordedCosts:
         rounds: dict[tuple[str, int, bool], list[float]] = defaultdict(list)
         for index, record in enumerate(records):
             _check_same(index, records[0], record)
-            drafter, whole = str(record.params.get("speculate")), record.params.get("controller") in WHOLE
+            drafter = str(record.params.get("speculate"))
+            whole = record.params.get("controller") in WHOLE and not record.params.get("gate")
             prompts = {step.step for step in record.steps if step.prefill_rows}
             for entry in record.rounds:
                 seconds = entry.forward_s + entry.sample_s + entry.commit_s

@@ -193,9 +193,12 @@ class Proposer:
         return proposals
 
     def resumable(self, requests: Sequence[Request]) -> bool:
-        """Whether the drafts of all of them can be made on the device, behind a step whose outcome the host does not know yet."""
+        """Whether the drafts of all of them can be made on the device, behind a step whose outcome the host does not know yet. Not where
+        one has a gate: how sure a drafter is, the host alone looks at."""
         each = (self._of.get(request.id) for request in requests)
-        return all(one is None or one.broken or one.resuming is not None for one in each)
+        return all(
+            one is None or one.broken or (one.resuming is not None and not one.request.params.gate) for one in each
+        )
 
     def resume(self, rooms: Mapping[int, int], requests: Sequence[Request]) -> Resumption | None:
         """For a step behind one in flight: set `drafts` of those that speculate, have room and do not rest to so many `UNKNOWN` tokens.
@@ -291,9 +294,11 @@ class Proposer:
             if choice.drafts:
                 wants.setdefault(one.drafter, []).append((one, _ask_of(one.request, choice.drafts)))
         answers: list[tuple[_Speculating, Draft]] = []
+        gated: dict[int, str] = {}
         for drafter, wanted in wants.items():
             drafts = self._ask(drafter, [ask for _, ask in wanted])
-            for (one, ask), draft in zip(wanted, drafts, strict=True):
+            for (one, ask), drawn in zip(wanted, drafts, strict=True):
+                draft, gated[ask.request_id] = _gated(drawn, one.request.params.gate)
                 note = "" if draft.tokens else draft.note or "no earlier match"
                 proposals[ask.request_id] = replace(proposals[ask.request_id], note=note)
                 if draft.tokens:
@@ -306,7 +311,12 @@ class Proposer:
             proposals |= self._keep(controller, answers, rows, proposals)
         seconds = (self._clock() - start) / len(asked)
         return {
-            request_id: replace(proposal, seconds=seconds, subset=self._of[request_id].subset)
+            request_id: replace(
+                proposal,
+                seconds=seconds,
+                why=proposal.why + gated.get(request_id, ""),
+                subset=self._of[request_id].subset,
+            )
             for request_id, proposal in proposals.items()
         }
 
@@ -385,6 +395,16 @@ def _cut(draft: Draft, width: int) -> Draft:
     if any(not 0.0 <= sure <= 1.0 for sure in draft.confidence):
         raise ValueError("a confidence is no probability")
     return Draft(tuple(draft.tokens[:width]), tuple(draft.confidence[:width]), draft.note)
+
+
+def _gated(draft: Draft, gate: float) -> tuple[Draft, str]:
+    """A draft up to its first token that is less sure than `gate`, and what to add to the reason of its round where that cuts it."""
+    drawn = len(draft.tokens)
+    kept = next((at for at, sure in enumerate(draft.confidence) if sure < gate), drawn)
+    if kept == drawn:
+        return draft, ""
+    told = f"gate {gate:g}: draft {kept + 1} of {drawn} has confidence {draft.confidence[kept]:.2f}"
+    return Draft(draft.tokens[:kept], draft.confidence[:kept], "" if kept else told), f"; {told}"
 
 
 def _checked(asks: Sequence[WidthAsk], choices: Sequence[Choice]) -> Sequence[Choice]:

@@ -58,10 +58,11 @@ def same(recorded: RunRecord, real: RunRecord, params: SamplingParams) -> None:
 def test_a_replay_of_every_drafter_is_what_a_real_run_does(drafter: str, sampling: str, numba_ops: Ops) -> None:
     ops, prompt = numba_ops(1), prompt_of(3, 65)
     recorded = known(engine_of(drafter, ops).generate(prompt, params_of(sampling, record="replay")))
-    settings = [(width, "fixed") for width in (1, 2, 3, 5, 7, 15)] + [(15, "adaptive")]
+    settings = [(width, "fixed", 0.0) for width in (1, 2, 3, 5, 7, 15)] + [(15, "adaptive", 0.0)]
+    settings += [(15, "fixed", 0.02), (7, "fixed", 0.3), (15, "adaptive", 0.1)]
     accepted = 0
-    for width, controller in settings:
-        asked: dict[str, Any] = {"speculate": drafter, "width": width, "controller": controller}
+    for width, controller, gate in settings:
+        asked: dict[str, Any] = {"speculate": drafter, "width": width, "controller": controller, "gate": gate}
         params = params_of(sampling, **asked)
         real = engine_of(drafter, ops).generate(prompt, params)
         same(recorded, real, params)
@@ -382,3 +383,37 @@ def test_what_ifs_of_a_recorded_run(numba_ops: Ops) -> None:
     chosen = run.what_if(speculate="mtp", width=15, controller="cost", costs_from=reals)
     assert sum(len(entry.emitted) for entry in chosen.rounds) == len(run.tokens)
     assert any("decides by measured seconds" in caveat for caveat in chosen.caveats)
+
+
+# --- gates ----------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("drafter", drafting.DRAFTERS)
+def test_what_a_gate_would_have_done_is_foreseen_also_on_a_device_that_runs_behind(
+    drafter: str, numba_ops: Ops, behind: Callable[[Any], Any]
+) -> None:
+    """Every drafter has something to say to a gate; the run with one is drafted on the host, whatever the device, and says the same."""
+    ops, prompt = numba_ops(1), prompt_of(3, 65)
+    free = params_of("greedy", speculate=drafter, record="replay", repetition_penalty=1.0, logit_bias={})
+    recorded = known(engine_of(drafter, behind(ops)).generate(prompt, free))
+    for gate in (0.02, 0.97):
+        gated = msgspec.structs.replace(free, gate=gate, record="")
+        reals = [engine_of(drafter, device).generate(prompt, gated) for device in (ops, behind(ops))]
+        result = what_if(recorded, RecordedCosts.of([recorded]), gate=gate, controller="fixed")
+        assert result.settings["gate"] == gate
+        for real in reals:
+            assert real.tokens == recorded.tokens
+            assert figures(result.rounds) == figures(real.rounds)
+            assert any(f"gate {gate:g}: draft" in entry.why for entry in real.rounds) or gate < 0.97
+    every = [what_if(recorded, RecordedCosts({}, {}), gate=gate).drafted for gate in (0.0, 0.5, 1.0)]
+    assert every[0] > every[2] and every[1] >= every[2]
+
+
+def test_drafts_that_a_gate_cut_do_not_tell_what_such_drafts_cost(numba_ops: Ops) -> None:
+    engine = engine_of("mtp", numba_ops(1))
+    free, gated = (
+        known(engine.generate(prompt_of(3, 65), params_of("greedy", speculate="mtp", gate=gate)))
+        for gate in (0.0, 0.01)
+    )
+    assert ("mtp", 15) in RecordedCosts.of([free]).widths
+    assert any(entry.drafted for entry in gated.rounds) and not RecordedCosts.of([gated]).widths

@@ -31,6 +31,7 @@ AXES: dict[str, list[Any]] = {
     "speculate": ["off", "lookup", "ngram", "oracle"],
     "width": [1, 3, 7, 15],
     "controller": ["fixed", "adaptive"],
+    "gates": [(0.0, 0.0), (0.0, 0.45), (0.6, 0.0), (0.45, 0.7)],
     "sampling": [{}, {"temperature": 0.8}, {"temperature": 1.0, "repetition_penalty": 1.1}],
     "end": ["max_tokens", "token", "string", "context", "one"],
     "step_tokens": [16, 64, 256],
@@ -128,14 +129,16 @@ def both(case: dict[str, Any], ops: Any, monkeypatch: pytest.MonkeyPatch) -> tup
     common |= ending(said, case["end"], len(prompt))
     oracle = Oracle([*prompt, *said])
 
-    def run(drafter: str, width: int, controller: str) -> tuple[RunRecord, SamplingParams]:
+    def run(drafter: str, width: int, controller: str, gate: float) -> tuple[RunRecord, SamplingParams]:
         bench.known = [*prompt, *said] if drafter == "oracle" else ()
         asked: dict[str, Any] = {"speculate": "lookup" if drafter == "oracle" else drafter, "controller": controller}
+        asked["gate"] = gate
         params = SamplingParams(**asked, width=width, **common)
         return bench.run(prompt, params, warm=case["prefix"] == "warm"), params
 
-    recorded, _ = run(case["recorded"], 6, "cost")
-    real, params = run(case["speculate"], case["width"], case["controller"])
+    before, after = case.get("gates", (0.0, 0.0))
+    recorded, _ = run(case["recorded"], 6, "cost", before)
+    real, params = run(case["speculate"], case["width"], case["controller"], after)
     if case["speculate"] == "oracle":
         monkeypatch.setattr("power_lab.engine.speculation.replay.make", lambda _: oracle)
     same(recorded, real, params)
@@ -167,6 +170,7 @@ def test_the_rounds_compared_hold_every_kind_of_end(numba_ops: Ops, monkeypatch:
 
 
 DRAFTERS = st.sampled_from(["off", "lookup", "ngram"])
+GATES = st.sampled_from([0.0, 0.0, 0.3, 0.5, 0.9, 1.0])
 
 
 @settings(max_examples=40, deadline=None)
@@ -180,8 +184,8 @@ DRAFTERS = st.sampled_from(["off", "lookup", "ngram"])
             "stop_tokens": st.sampled_from([(), (67,), (68,)]),
         }
     ),
-    before=st.tuples(DRAFTERS, st.integers(1, 20), st.sampled_from(["fixed", "cost"])),
-    after=st.tuples(DRAFTERS, st.integers(1, 20), st.sampled_from(["fixed", "adaptive"])),
+    before=st.tuples(DRAFTERS, st.integers(1, 20), st.sampled_from(["fixed", "cost"]), GATES),
+    after=st.tuples(DRAFTERS, st.integers(1, 20), st.sampled_from(["fixed", "adaptive"]), GATES),
     step_tokens=st.sampled_from([16, 100]),
     warm=st.booleans(),
 )
@@ -189,14 +193,14 @@ def test_any_run_replays_as_any_other(
     numba_ops: Ops,
     prompt: list[int],
     params: dict[str, Any],
-    before: tuple[str, int, str],
-    after: tuple[str, int, str],
+    before: tuple[str, int, str, float],
+    after: tuple[str, int, str, float],
     step_tokens: int,
     warm: bool,
 ) -> None:
     bench = Bench(numba_ops(1), step_tokens=step_tokens, context=256, max_batch=2)
     common = {**params, "logit_bias": dict.fromkeys([65, 66, 67, 68], 15.0)}
-    keys = "speculate", "width", "controller"
+    keys = "speculate", "width", "controller", "gate"
     first, second = (SamplingParams(**dict(zip(keys, one, strict=True)), **common) for one in (before, after))
     same(bench.run(prompt, first, warm=warm), bench.run(prompt, second, warm=warm), second)
 

@@ -254,3 +254,66 @@ def test_a_round_is_weighed_by_what_such_rounds_cost(ids: tuple[int, ...], light
     made = proposer.resume(dict.fromkeys(ids, 20), requests)
     assert made is not None and all(len(request.drafts) == 15 for request in requests)
     assert seen == [rounds.light if light else rounds.heavy]
+
+
+# --- gates ----------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("gate", "kept", "why"),
+    [
+        (0.0, 3, "two"),
+        (0.7, 3, "two"),
+        (0.75, 2, "two; gate 0.75: draft 3 of 3 has confidence 0.70"),
+        (0.85, 1, "one; gate 0.85: draft 2 of 3 has confidence 0.80"),
+        (1.0, 0, "three; gate 1: draft 1 of 3 has confidence 0.90"),
+    ],
+)
+def test_a_gate_ends_a_draft_before_the_controller_sees_it(gate: float, kept: int, why: str) -> None:
+    class Counting(Cutting):
+        def keep(self, asks: Sequence[WidthAsk], other_rows: int, costs: Costs) -> list[Choice]:
+            super().keep(asks, other_rows, costs)
+            return [Choice(2, "two") if ask.most > 1 else Choice(1, "one") for ask in asks]
+
+    controller = Counting()
+    proposer = Proposer(lambda _: Scripted(), lambda: 0.0, 100, make_controller=lambda _: controller)
+    one = request_of(1, SamplingParams(speculate="ngram", gate=gate))
+    proposer.begin(one)
+    proposal = proposer.propose({1: 8}, [one])[1]
+    assert one.drafts == (5, 6, 7)[: min(kept, 2)] and proposal.why == why
+    assert proposal.told(one.drafts) == ("" if kept else "gate 1: draft 1 of 3 has confidence 0.90")
+    seen = [told[1] for told in controller.told if told[0] == "keep"]
+    assert seen == ([[WidthAsk(1, kept, (0.9, 0.8, 0.7)[:kept])]] if kept else [])
+
+
+def test_a_gate_is_each_request_s_own_and_passes_what_has_no_confidence() -> None:
+    class Mixed(Scripted):
+        """Knows how sure it is of even requests alone."""
+
+        def propose(self, asks: Sequence[DraftAsk]) -> list[Draft]:
+            return [Draft((5, 6), (0.9, 0.2) if ask.request_id % 2 == 0 else ()) for ask in asks]
+
+    proposer = Proposer(lambda _: Mixed(), lambda: 0.0, 100)
+    gates = {1: 0.5, 2: 0.5, 4: 0.0}
+    requests = [
+        request_of(n, SamplingParams(speculate="ngram", controller="fixed", gate=gate)) for n, gate in gates.items()
+    ]
+    for request in requests:
+        proposer.begin(request)
+    proposals = proposer.propose(dict.fromkeys(gates, 8), requests)
+    assert [request.drafts for request in requests] == [(5, 6), (5,), (5, 6)]
+    assert [proposals[n].why for n in gates] == [
+        "2: fixed",
+        "1: fixed; gate 0.5: draft 2 of 2 has confidence 0.20",
+        "2: fixed",
+    ]
+
+
+def test_drafts_behind_a_gate_are_made_on_the_host() -> None:
+    """One gated request in a step is enough: how sure a drafter is, a device that goes on by itself does not look at."""
+    proposer = Proposer(lambda _: OnDevice(), lambda: 0.0, 100)  # type: ignore[arg-type,return-value]
+    free, gated = (request_of(n, SamplingParams(speculate="hybrid", gate=gate)) for n, gate in ((1, 0.0), (2, 0.1)))
+    for request in (free, gated):
+        proposer.begin(request)
+    assert proposer.resumable([free])
+    assert not proposer.resumable([gated]) and not proposer.resumable([free, gated])
