@@ -238,6 +238,7 @@ class Stepper:
             self._proposer.commit(live.request, decided[0].emitted)
             proposal = flight.proposals.get(span.request_id)
             if proposal is not None and proposal.width >= 0:
+                flight.proposals[span.request_id] = self._proposer.settled(live.request, proposal)
                 self._proposer.observe(live.request, span.drafts, decided[0].accepted, seconds + drafting)
 
     def _publish(

@@ -55,7 +55,8 @@ class Proposal:
     Attributes:
         note: why it has no drafts, "" if it has. seconds: its share of the time that drafting took, choosing included.
         width: most drafts that its controller allowed, -1 where it was not asked. why: the controller's reason.
-        subset: the only tokens that its drafter can say, None where that is any.
+        subset: the only tokens that its drafter can say, None where that is any. Drafters that may copy any token, too, have one where they
+            asked their network instead; see `Proposer.settled`.
         resumed: whether they are made on the device, as a part of the step, behind one that the host does not know yet; light: without
             a network.
     """
@@ -96,7 +97,17 @@ class _Speculating:
         self.resuming = drafter if isinstance(drafter, Resuming) else None  # to ask a protocol takes long
         self.controller = controller
         self.subset: frozenset[int] | None = getattr(drafter, "subset", None)  # most drafters can say any token
+        self._copies: Callable[[int], bool] | None = getattr(drafter, "copies", None)  # and ask one network
         self.broken = ""
+
+    @property
+    def copies(self) -> bool:
+        """Whether its latest drafts are copies rather than its network's."""
+        return self._copies is not None and self._copies(self.request.id)
+
+    def limits(self, networked: bool) -> frozenset[int] | None:
+        """The subset of a round. networked: whether a network may have drafted in it, which counts where there is something else, too."""
+        return self.subset if networked or self._copies is None else None
 
 
 class Proposer:
@@ -209,7 +220,7 @@ class Proposer:
         rows: dict[int, int] = {}
         asks: dict[Controller, list[tuple[_Speculating, WidthAsk]]] = {}
         drafters: dict[int, Resuming] = {}
-        drafting, light = 0, True
+        drafting, light, alone = 0, True, dict[int, bool]()  # without a network
         for request in requests:
             request.drafts = ()
             rows[request.id] = 1 if request.id in rooms else len(request.tokens) - request.computed
@@ -223,7 +234,8 @@ class Proposer:
                     proposals[request.id] = Proposal(f"no room: {drafting} requests draft in one launch at most")
                     continue
                 drafting += 1
-                light = light and drafter.light(request.id)
+                alone[request.id] = drafter.light(request.id)
+                light = light and alone[request.id]
                 drafters[id(drafter)] = drafter
                 most = min(request.params.width, drafter.most)
                 if rooms[request.id] < most:  # near its end
@@ -244,8 +256,9 @@ class Proposer:
                 one.request.resting = 0 if choice.drafts else choice.rest
                 rows[ask.request_id] += choice.drafts
                 note = "" if choice.drafts else choice.why
+                subset = one.limits(choice.drafts > 0 and not alone[ask.request_id])
                 made = {"resumed": choice.drafts > 0, "light": light and choice.drafts > 0}
-                proposals[ask.request_id] = Proposal(note, seconds, choice.drafts, choice.why, one.subset, **made)
+                proposals[ask.request_id] = Proposal(note, seconds, choice.drafts, choice.why, subset, **made)
         return Resumption(proposals, next(iter(drafters.values()), None))
 
     def commit(self, request: Request, emitted: Sequence[int]) -> None:
@@ -254,6 +267,14 @@ class Proposer:
         if one is not None and not one.broken:
             with _blaming(one, one.drafter.name):
                 one.drafter.commit(request.id, emitted)
+
+    def settled(self, request: Request, proposal: Proposal) -> Proposal:
+        """What came of a proposal, once its round is committed: where drafts are made on the device, only then is it known whether they
+        were copied."""
+        one = self._of.get(request.id)
+        if proposal.subset is None or one is None or one.broken or not one.copies:
+            return proposal
+        return replace(proposal, subset=None)
 
     def observe(self, request: Request, drafted: int, accepted: int, seconds: float) -> None:
         """Tell the controller what a round came to, drafting included in the seconds."""
@@ -294,11 +315,11 @@ class Proposer:
             if choice.drafts:
                 wants.setdefault(one.drafter, []).append((one, _ask_of(one.request, choice.drafts)))
         answers: list[tuple[_Speculating, Draft]] = []
-        gated: dict[int, str] = {}
+        cuts: dict[int, str] = {}  # of all that were asked
         for drafter, wanted in wants.items():
             drafts = self._ask(drafter, [ask for _, ask in wanted])
             for (one, ask), drawn in zip(wanted, drafts, strict=True):
-                draft, gated[ask.request_id] = _gated(drawn, one.request.params.gate)
+                draft, cuts[ask.request_id] = _gated(drawn, one.request.params.gate)
                 note = "" if draft.tokens else draft.note or "no earlier match"
                 proposals[ask.request_id] = replace(proposals[ask.request_id], note=note)
                 if draft.tokens:
@@ -314,8 +335,8 @@ class Proposer:
             request_id: replace(
                 proposal,
                 seconds=seconds,
-                why=proposal.why + gated.get(request_id, ""),
-                subset=self._of[request_id].subset,
+                why=proposal.why + cuts.get(request_id, ""),
+                subset=self._of[request_id].limits(request_id in cuts and not self._of[request_id].copies),
             )
             for request_id, proposal in proposals.items()
         }

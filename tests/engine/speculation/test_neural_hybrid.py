@@ -13,6 +13,7 @@ from power_lab.engine.request import SamplingParams
 from power_lab.engine.speculation.drafters import Draft, DraftAsk
 from power_lab.engine.speculation.drafters.copied import FADE, FAST, LEAST, NETWORK, SEEN, Copied
 from power_lab.engine.speculation.drafters.neural.hybrid import HybridDrafter
+from power_lab.engine.speculation.metrics import Metrics
 from power_lab.kernels import reference
 from power_lab.kernels.ops import Ops
 from tests import drafters, tiny
@@ -109,6 +110,45 @@ def test_drafts_of_the_device_are_what_the_tokens_say(kind: str, width: int, num
             copied, guessed = copied + bool(length >= LEAST), guessed + bool(skip)
             known += entry.emitted
     assert copied > 20 and guessed > 5
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("controller", ["fixed", "cost"])
+def test_coverage_is_that_of_the_rounds_in_which_the_network_drafted(
+    late: bool, controller: Any, numba_ops: Callable[[int], Ops]
+) -> None:
+    """Not where drafts were copied, on the host or on the device, nor where nobody was asked for any."""
+    ops = Lagged(numba_ops(1)) if late else numba_ops(1)
+    engine = drafters.engine(drafters.mtp_drafter(tiny.Shape(scale=1.2), ops, said=120), max_batch=4)  # type: ignore[arg-type]
+    subset = engine._companion.drafter("mtp").subset  # type: ignore[union-attr]
+    options: dict[str, Any] = {"speculate": "hybrid", "controller": controller, "width": 7, "ignore_eos": True}
+    prompts = [[65 + t % (3 + i) for t in range(50)] for i in range(3)]
+    tickets = [engine.submit(p, SamplingParams(max_tokens=150, seed=i, **options)) for i, p in enumerate(prompts)]
+    records = [ticket.result() for ticket in tickets]
+    guessed = copied = 0
+    for record in records:
+        known, own = list(record.prompt_tokens), Copied(record.prompt_tokens)
+        means = [0.0, 0.0]  # as rounds on the device see them: before the round ahead is known
+        for entry in record.rounds:
+            length = reference.recall(known, 1)[1]
+            inside = sum(token in subset for token in entry.emitted)
+            light = late and min(means) >= FAST
+            if length >= LEAST or light:
+                assert entry.reachable == -1
+            elif not entry.drafted:  # the network may have been asked for drafts that were not worth it
+                assert entry.reachable in (-1, inside)
+            elif max(means) < FAST:
+                assert entry.reachable == inside
+                guessed += 1
+            copied += bool(entry.drafted) and length >= LEAST
+            own.commit(entry.emitted)
+            means = [means[1], own.mean]
+            known += entry.emitted
+    assert guessed > 5 and copied > 5
+    metrics = Metrics.of(records)
+    counted = [entry for record in records for entry in record.rounds if entry.reachable >= 0]
+    assert metrics.coverage == sum(e.reachable for e in counted) / sum(len(e.emitted) for e in counted)
+    assert 0 < metrics.coverage < 1
 
 
 def test_more_requests_than_a_launch_takes_decode_plainly(numba_ops: Callable[[int], Ops]) -> None:

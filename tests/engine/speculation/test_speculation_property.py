@@ -97,7 +97,7 @@ def requests(draw: st.DrawFn, drafter: str, plain: bool) -> Asked:
         speculate=draw(st.sampled_from([drafter, drafter, drafter, "off", *([] if plain else ["ngram"])])),
         width=draw(st.sampled_from([1, 2, 3, 7, 15])),
         controller=draw(st.sampled_from([*drafting.CONTROLLERS, "fixed", "fixed"])),
-        gate=draw(st.sampled_from([0.0] * 5 + [0.1, 0.5])),
+        gate=0.0 if plain else draw(st.sampled_from([0.0, 0.0, 0.0, 0.1, 0.5])),
     )
     return Asked(
         prompt=tuple(prompt),

@@ -22,7 +22,7 @@ class Copied:
 
     def __init__(self, prompt: Sequence[int]) -> None:
         self._tokens, self._count = np.asarray(prompt, np.int32), len(prompt)
-        self.mean = 0.0
+        self.mean, self.found = 0.0, False  # of the latest round, whether there was something to copy
 
     @property
     def tokens(self) -> np.ndarray:
@@ -39,10 +39,11 @@ class Copied:
             self._tokens = np.concatenate((self.tokens, np.empty(max(GROWTH, end), np.int32)))
         known = self.tokens
         self._tokens[self._count : end] = emitted
-        self._count, accepted = end, 0
+        self._count, accepted, self.found = end, 0, False
         if len(known) > LEAST:
             found = np.flatnonzero((known[1:-1] == known[-1]) & (known[:-2] == known[-2]))
-            if len(found):
+            self.found = bool(len(found))
+            if self.found:
                 came = found[-1] + 2
                 same = self._tokens[came : came + len(emitted) - 1] == self._tokens[len(known) : end - 1]
                 accepted = len(same) if same.all() else int(same.argmin())

@@ -113,6 +113,12 @@ class HybridDrafter:
     def __init__(self, network: Drafter, search: Search | None) -> None:
         self._network, self._search = network, search
         self._copied: dict[int, Copied] = {}
+        self._copies: dict[int, bool] = {}
+
+    @property
+    def subset(self) -> frozenset[int] | None:
+        """What its network can say, None where that is any token. Copies hold any."""
+        return getattr(self._network, "subset", None)
 
     @property
     def places(self) -> int:
@@ -125,6 +131,7 @@ class HybridDrafter:
 
     def propose(self, asks: Sequence[DraftAsk]) -> list[Draft]:
         found = [recalled(np.asarray(ask.tokens), min(ask.width, MOST)) for ask in asks]
+        self._copies |= {ask.request_id: length >= LEAST for ask, (_, length) in zip(asks, found, strict=True)}
         guessed = [
             replace(ask, width=min(ask.width, NETWORK))
             for ask, (_, length) in zip(asks, found, strict=True)
@@ -146,9 +153,15 @@ class HybridDrafter:
         self._network.commit(request_id, emitted)
         if request_id in self._copied and emitted:
             self._copied[request_id].commit(emitted)
+            self._copies[request_id] = self._copied[request_id].found
+
+    def copies(self, request_id: int) -> bool:
+        """Whether the request's latest drafts were copied: of a proposal, and once a round that was drafted on the device is committed."""
+        return self._copies.get(request_id, False)
 
     def end(self, request_id: int) -> None:
         self._copied.pop(request_id, None)
+        self._copies.pop(request_id, None)
         self._network.end(request_id)
 
     def light(self, request_id: int) -> bool:
