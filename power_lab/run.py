@@ -133,9 +133,9 @@ class Run:
 
         Verification is exact, so the output is the same under every setting, and the rounds follow from what drafters make of it. They are
         those of the request alone, with fresh drafters; in a batch the engine may cut windows for lack of rows. Trained drafters and draft
-        models read more than tokens: what these say is in the records of runs with `record="replay"`. Seconds are medians of what
-        steps of as many rows, and such drafts, took in recorded runs, both together where drafts are made on the device; where there was
-        none, there is a reason and no number.
+        models read more than tokens, and n-grams those of earlier requests: what these say, and those had said, is in the records of runs
+        with `record="replay"`. Seconds are medians of what steps of as many rows, and such drafts, took in recorded runs, both together
+        where drafts are made on the device; where there was none, there is a reason and no number.
 
         Args:
             speculate: drafter. width: most tokens drafted a round. controller: what chooses the width of each round. gate: how sure the

@@ -270,7 +270,7 @@ def _caveats(record: RunRecord, params: SamplingParams) -> tuple[str, ...]:
         caveats.append(
             f"controller {params.controller!r} decides by measured seconds: these rounds are what it would choose with these costs"
         )
-    if params.speculate == "ngram":
+    if params.speculate == "ngram" and record.corpus is None:
         caveats.append("'ngram' has the request's own tokens here, and not what earlier requests of the namespace said")
     if record.engine.mode != "exact":
         caveats.append("in fast mode the tokens themselves may depend on speculation")

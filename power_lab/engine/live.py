@@ -14,7 +14,7 @@ from power_lab.engine.request import Finish, Request
 from power_lab.engine.scheduler import Outcome
 from power_lab.engine.speculation.transaction import match
 from power_lab.engine.tokenizer import Tokenizer
-from power_lab.engine.trace import Delta, DraftTable, EngineFacts, OnDelta, OnDone, Round, RunRecord, Step
+from power_lab.engine.trace import CorpusTexts, Delta, DraftTable, EngineFacts, OnDelta, OnDone, Round, RunRecord, Step
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -45,6 +45,7 @@ class Live:
         self.steps: list[Step] = []
         self.detail = ""
         self.drafts: dict[str, DraftTable] = {}
+        self.corpus: CorpusTexts | None = None
         self._tokenizer = tokenizer
         self._decoder = StreamDecoder(tokenizer, request.params.stop)
         self._text: list[str] = []
@@ -164,6 +165,7 @@ class Live:
             engine=facts,
             draft_pieces={token: self._tokenizer.piece(token) for r in self.rounds for token in r.rejected},
             drafts=self.drafts,
+            corpus=self.corpus,
         )
 
 

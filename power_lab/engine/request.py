@@ -58,7 +58,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             none and passes. Such requests are drafted for on the host, on a GPU too, which costs time there. It changes no token.
         record: what is kept beside the trace. `replay`: what each trained drafter or draft model of the engine says behind every token of
             the output, at most `width` drafts; it is asked for them when the request is over, so the result comes later. The
-            output is then not offered to the prefix cache.
+            output is then not offered to the prefix cache. Also what earlier `ngram` requests of the namespace said, 131,072 tokens at
+            most: whoever gets such a record can read these.
     """
 
     max_tokens: int = 128

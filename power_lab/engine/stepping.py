@@ -139,6 +139,9 @@ class Stepper:
             if plan is None:
                 return False
             lives = [self.live[span.request_id] for span in plan.spans]
+            for live in lives:
+                if live.request.params.record and live.corpus is None:  # it begins, and has not been drafted for yet
+                    live.corpus = self._proposer.remembered(live.request.namespace)
             if resumption is not None:
                 proposals = resumption.proposals
             elif ahead:

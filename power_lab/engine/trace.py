@@ -163,6 +163,20 @@ class DraftTable(msgspec.Struct, frozen=True, kw_only=True):
     cut: str = ""
 
 
+class CorpusTexts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What `ngram` would draft from beside a run's own tokens when that began: what earlier n-gram requests of its namespace knew
+    (`record="replay"`). Two generations of at most 32,768 tokens, and 65,536 that wait to be searched.
+
+    Attributes:
+        generations: token ids of the younger one, then of the older one; -1 before each text.
+        waiting: the same of texts that are not all searched yet; begun: how many tokens of the first one are, in the younger generation.
+    """
+
+    generations: tuple[tuple[int, ...], ...] = ()
+    waiting: tuple[int, ...] = ()
+    begun: int = 0
+
+
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that is known of one finished request.
 
@@ -176,7 +190,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
         queue_s: submission to first step; prefill_s: first step to first token; decode_s: first to last token.
         rounds, steps: the trace.
         engine: what ran it.
-        drafts: drafter -> what it says behind each token, where that was recorded (`record="replay"`).
+        drafts: drafter -> what it says behind each token, where that was recorded (`record="replay"`); corpus: what earlier requests of the
+            namespace said, where that was, else None.
     """
 
     id: int
@@ -198,6 +213,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     engine: EngineFacts
     draft_pieces: dict[int, str] = {}
     drafts: dict[str, DraftTable] = {}
+    corpus: CorpusTexts | None = None
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True):

@@ -24,6 +24,7 @@ from power_lab.engine.plan import Span, StepPlan
 from power_lab.engine.request import Finish, Request, SamplingParams
 from power_lab.engine.scheduler import Limits, Outcome, Scheduler, blocks_for
 from power_lab.engine.speculation.drafters import DraftAsk, Drafter, make, suffix
+from power_lab.engine.speculation.drafters.corpus import Corpus
 from power_lab.engine.speculation.drafters.tabled import Tabled, TabledHybrid, TabledOnDevice
 from power_lab.engine.speculation.recorded import RecordedCosts, RecordedRounds
 from power_lab.engine.speculation.transaction import Proposal, Proposer, match
@@ -73,7 +74,8 @@ def replay(
     """The rounds of a recorded run under other settings of speculation.
 
     The request is alone, on an engine of the recorded settings that holds the recorded prefix and no more; drafters and controllers are
-    fresh. What a batch does beside is not in it: it may cut windows for lack of rows, preempt the request, or cut its prompt otherwise.
+    fresh, but for what n-grams find in earlier requests, where the record has these. What a batch does beside is not in it: it may cut
+    windows for lack of rows, preempt the request, or cut its prompt otherwise.
 
     Args:
         record: a run that ended by itself or at its limit.
@@ -103,10 +105,10 @@ def check(record: RunRecord, params: SamplingParams) -> None:
             f"tokens: {len(record.tokens)} after a prompt of {len(record.prompt_tokens)}, with max_tokens {params.max_tokens}",
             "Replay a record as the engine made it.",
         )
-    if drafter == "ngram" and (at := _foreign_round(record)) is not None:
+    if drafter == "ngram" and record.corpus is None and (at := _foreign_round(record)) is not None:
         raise ReplayRefused(
-            f"rounds[{at}]: 'ngram' drafted here from what earlier requests of the namespace had said, which no record holds",
-            "Run the request again with a cache_key of its own, or replay it with 'lookup'.",
+            f"rounds[{at}]: 'ngram' drafted here from what earlier requests of the namespace had said, which this record does not hold",
+            "Run the request again with record=\"replay\", which keeps it, or with a cache_key of its own; or replay it with 'lookup'.",
         )
 
 
@@ -182,6 +184,7 @@ class _Replay:
             namespace=record.namespace,
         )
         self._cached = list(prompt[: record.cached])
+        self._corpus = record.corpus
         self._costs = costs
         self._first_s = first.forward_s + first.sample_s + first.commit_s
         config = record.engine.config
@@ -202,6 +205,8 @@ class _Replay:
         )
 
     def _drafter(self, name: str) -> Drafter:
+        if name == "ngram" and self._corpus is not None:
+            return suffix.NgramDrafter(Corpus.of(self._request.namespace, self._corpus))
         if name in FROM_TOKENS:
             return make(name)
         table = self._tables[name]

@@ -22,6 +22,7 @@ from power_lab.engine.speculation.drafters.neural import Resuming
 from power_lab.engine.speculation.width import HOT, Choice, Controller, Costs, WidthAsk
 from power_lab.engine.speculation.width import make as make_controller
 from power_lab.engine.speculation.width.costs import MeasuredCosts, OnwardCosts, RoundCosts
+from power_lab.engine.trace import CorpusTexts
 
 Terminal = Callable[[int], Finish | None]
 
@@ -290,6 +291,11 @@ class Proposer:
         for teller in (one.drafter, one.controller):
             with suppress(Exception):  # a drafter is never worth a request
                 teller.end(request.id)
+
+    def remembered(self, namespace: str) -> CorpusTexts:
+        """What drafters keep of requests that are over for others of this namespace."""
+        corpora = (getattr(drafter, "corpus", None) for drafter in self._drafters.values())
+        return next((corpus.texts(namespace) for corpus in corpora if corpus is not None), CorpusTexts())
 
     def forget(self) -> None:
         """Forget what drafters and controllers that serve no request now have kept of earlier ones."""

@@ -268,3 +268,32 @@ def test_confidence_rises_with_right_tokens_falls_with_wrong_ones_and_learns_not
     assert fallen[0] < risen[0]
     assert fallen[1] == risen[1]
     assert confidence.of([short, long], True) != fallen
+
+
+@given(
+    st.lists(st.tuples(st.lists(st.integers(0, 3), min_size=1, max_size=20), st.integers(0, 9)), max_size=12),
+    st.lists(st.integers(0, 3), min_size=1, max_size=30),
+    st.lists(st.integers(0, 3), min_size=1, max_size=20),
+)
+def test_a_shelf_that_is_made_of_the_texts_of_another_finds_the_same(
+    script: list[tuple[list[int], int]], context: list[int], later: list[int]
+) -> None:
+    """Wherever indexing stands, and whatever comes in afterwards."""
+    shelf = Shelf(24)
+    for text, budget in script:
+        shelf.add(array("i", text))
+        shelf.index(budget)
+    other = Shelf.of(24, shelf.texts)
+    for _ in range(3):
+        assert other.texts == shelf.texts
+        assert [found(one, context) for one in (shelf, other)] == [found(shelf, context)] * 2
+        assert shelf.index(7) == other.index(7)
+        for one in (shelf, other):
+            one.add(array("i", later))
+            one.forget(1)
+
+
+def found(shelf: Shelf, context: list[int]) -> list[list[tuple[int, int, bool]]]:
+    """What each generation has behind a context."""
+    matches = [(one.automaton, *one.match(1, array("i", context))) for one in shelf.generations]
+    return [automaton.continuation(state, length, 8, 1) for automaton, state, length in matches]

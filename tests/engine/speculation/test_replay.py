@@ -17,8 +17,9 @@ from power_lab.engine.request import SamplingParams
 from power_lab.engine.speculation.drafters import Draft, DraftAsk
 from power_lab.engine.speculation.recorded import RecordedCosts
 from power_lab.engine.speculation.replay import replay
-from power_lab.engine.trace import RunRecord
+from power_lab.engine.trace import CorpusTexts, RunRecord
 from power_lab.errors import ReplayRefused
+from power_lab.what_if import what_if
 from tests import tiny
 from tests.factories import engine_facts, run_record
 from tests.pairs import all_pairs
@@ -248,11 +249,64 @@ def test_ngram_drafts_from_other_requests_are_refused_by_round(numba_ops: Ops) -
     costs = RecordedCosts.of([alone])
     assert figures(replay(alone, params, costs)) == figures(alone.rounds)
     with pytest.raises(
-        ReplayRefused, match=r"rounds\[\d+\]: 'ngram' drafted here from what earlier requests.*cache_key"
+        ReplayRefused,
+        match=r"rounds\[\d+\]: 'ngram' drafted here from what earlier requests.*record=\"replay\".*cache_key",
     ):
         replay(after, params, costs)
     lookup = msgspec.structs.replace(params, speculate="lookup")
     assert figures(replay(after, lookup, costs)) == figures(replay(alone, lookup, costs))
+
+
+def ngram(**changes: Any) -> SamplingParams:
+    common: dict[str, Any] = {"max_tokens": 60, "ignore_eos": True, "logit_bias": FEW, "temperature": 0.8, "seed": 5}
+    return SamplingParams(**{**common, "speculate": "ngram", "controller": "fixed", "width": 7, **changes})
+
+
+def after_others(ops: Any, params: SamplingParams) -> RunRecord:
+    """A run in an engine in which others of its namespace, and of another one, have spoken before: the same prompt among them."""
+    engine = tiny.engine(SHAPE, ops, context=256, max_batch=2)
+    for seed, namespace in ((4, "a"), (6, "a"), (4, "b"), (7, "a")):
+        engine.generate(prompt_of(seed, 40), ngram(max_tokens=50, seed=seed), cache_key=namespace)
+    record = engine.generate(prompt_of(4, 40), params, cache_key="a")
+    config = msgspec.to_builtins(EngineConfig(context=256, max_batch=2))
+    return msgspec.structs.replace(record, engine=msgspec.structs.replace(record.engine, config=config))
+
+
+@pytest.mark.parametrize("piece", [256, 1])
+@pytest.mark.parametrize("recorded", ["ngram", "off"])
+def test_a_run_after_others_of_its_namespace_replays_from_what_they_said(
+    recorded: str, piece: int, numba_ops: Ops, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the run itself drafted with, also where only a part of the others' texts is searched when it begins."""
+    monkeypatch.setattr("power_lab.engine.speculation.drafters.suffix.CORPUS_PIECE", piece)
+    ops = numba_ops(1)
+    record = after_others(ops, ngram(record="replay", speculate=recorded))
+    assert record.corpus is not None
+    crossed = msgspec.msgpack.decode(msgspec.msgpack.encode(record), type=RunRecord)
+    assert crossed.corpus == record.corpus
+    assert sum(texts.count(-1) for texts in (*crossed.corpus.generations, crossed.corpus.waiting)) >= 3
+    assert (record.corpus.begun > 0) == (piece == 1), "else only what was said last is not searched yet"
+    foreign = 0
+    for changes in ({}, {"width": 2}, {"width": 15, "controller": "adaptive"}, {"gate": 0.5}, {"speculate": "lookup"}):
+        real = after_others(ops, ngram(**changes))
+        same(crossed, real, ngram(**changes))
+        alone = msgspec.structs.replace(record, corpus=CorpusTexts())
+        foreign += figures(replay(alone, ngram(**changes), NOTHING)) != figures(real.rounds)
+    assert foreign >= 3, "few rounds drafted from others"
+    (without,) = (what_if(msgspec.structs.replace(record, corpus=c), NOTHING).caveats for c in [record.corpus])
+    assert not any("earlier requests" in caveat for caveat in without)
+
+
+def test_a_corpus_is_recorded_on_request_alone(numba_ops: Ops) -> None:
+    assert after_others(numba_ops(1), ngram()).corpus is None
+    engine = tiny.engine(SHAPE, numba_ops(1))
+    assert engine.generate(prompt_of(4, 40), ngram(record="replay")).corpus == CorpusTexts()
+    again = engine.generate(prompt_of(4, 40), ngram(record="replay"))
+    assert again.corpus is not None and again.corpus.waiting[0] == -1
+    assert list(again.corpus.waiting[1:]) == [*again.prompt_tokens, *again.tokens], "the one before said the same"
+    assert engine.generate(prompt_of(4, 40), ngram(record="replay"), cache_key="b").corpus == CorpusTexts()
+    engine.drop_prefixes()
+    assert engine.generate(prompt_of(4, 40), ngram(record="replay")).corpus == CorpusTexts()
 
 
 @pytest.mark.parametrize("drafter", ["lookup", "ngram"])

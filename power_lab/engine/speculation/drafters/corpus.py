@@ -5,19 +5,54 @@ from __future__ import annotations
 import sys
 from array import array
 from collections import OrderedDict, deque
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Self
 
 from power_lab.engine.speculation.drafters.automaton import Cursor, SuffixAutomaton
+from power_lab.engine.trace import CorpusTexts
 
 REACH = 256
 """Tokens before a request's first proposal that are looked up in a corpus."""
+BEGINS = -1
+"""Stands before each text where several lie in one array."""
 
 
 class Generation:
-    """Texts in one automaton, and where running requests match them."""
+    """Texts in one automaton, and where running requests match them.
+
+    Attributes:
+        texts: what the automaton was built of, each text behind a `BEGINS`.
+    """
 
     def __init__(self) -> None:
         self.automaton = SuffixAutomaton()
+        self.texts = array("i")
         self.cursors: dict[int, Cursor] = {}
+
+    @classmethod
+    def of(cls, texts: Sequence[int]) -> Self:
+        """With these texts, as in `texts`."""
+        made = cls()
+        for text in _parted(texts):
+            made.begin()
+            made.extend(text)
+        return made
+
+    @property
+    def bytes(self) -> int:
+        """Memory held, requests' cursors aside."""
+        return self.automaton.bytes + sys.getsizeof(self.texts)
+
+    def begin(self) -> None:
+        """Another text starts."""
+        self.automaton.begin()
+        self.texts.append(BEGINS)
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        """Add tokens to the text."""
+        self.automaton.extend(tokens)
+        self.texts.extend(tokens)
 
     def match(self, request_id: int, context: array[int]) -> tuple[int, int]:
         """State and length of the request's longest match that has a continuation. The request is followed from at most `REACH` tokens
@@ -44,17 +79,34 @@ class Shelf:
         self._waiting_tokens = self._waiting_bytes = 0
         self._begun = 0  # tokens of the first waiting text that are in
 
+    @classmethod
+    def of(cls, most: int, texts: CorpusTexts) -> Self:
+        """That finds what the one found of which these are the `texts`."""
+        made = cls(most)
+        made.generations = [Generation.of(one) for one in texts.generations] or [Generation()]
+        for text in _parted(texts.waiting):
+            made._wait(text)
+        made._begun = texts.begun
+        return made
+
+    @property
+    def texts(self) -> CorpusTexts:
+        """All that it holds."""
+        waiting = [token for text in self._waiting for token in (BEGINS, *text)]
+        return CorpusTexts(
+            generations=tuple(tuple(generation.texts) for generation in self.generations),
+            waiting=tuple(waiting),
+            begun=self._begun,
+        )
+
     @property
     def bytes(self) -> int:
         """Memory held, requests' cursors aside."""
-        return self._waiting_bytes + sum(generation.automaton.bytes for generation in self.generations)
+        return self._waiting_bytes + sum(generation.bytes for generation in self.generations)
 
     def add(self, text: array[int]) -> None:
         """Keep a text, of a long one the end. It can be found once `index` has come to it."""
-        text = text[-self._most :]
-        self._waiting.append(text)
-        self._waiting_tokens += len(text)
-        self._waiting_bytes += sys.getsizeof(text)
+        self._wait(text[-self._most :])
         while self._waiting_tokens > 2 * self._most:  # the first ones would be dropped before they were found
             self._next()
 
@@ -63,13 +115,13 @@ class Shelf:
         spent = 0
         while self._waiting and spent < budget:
             text = self._waiting[0]
-            automaton = self.generations[0].automaton
+            young = self.generations[0]
             if not self._begun:
-                if automaton.tokens + len(text) > self._most:
-                    automaton = self._turn()
-                automaton.begin()
+                if young.automaton.tokens + len(text) > self._most:
+                    young = self._turn()
+                young.begin()
             piece = text[self._begun : self._begun + budget - spent]
-            automaton.extend(piece)
+            young.extend(piece)
             self._begun += len(piece)
             spent += len(piece)
             if self._begun == len(text):
@@ -81,15 +133,20 @@ class Shelf:
         for generation in self.generations:
             generation.cursors.pop(request_id, None)
 
+    def _wait(self, text: array[int]) -> None:
+        self._waiting.append(text)
+        self._waiting_tokens += len(text)
+        self._waiting_bytes += sys.getsizeof(text)
+
     def _next(self) -> None:
         text = self._waiting.popleft()
         self._waiting_tokens -= len(text)
         self._waiting_bytes -= sys.getsizeof(text)
         self._begun = 0
 
-    def _turn(self) -> SuffixAutomaton:
+    def _turn(self) -> Generation:
         self.generations = [Generation(), self.generations[0]]
-        return self.generations[0].automaton
+        return self.generations[0]
 
 
 class Corpus:
@@ -111,6 +168,19 @@ class Corpus:
         self._shelves: OrderedDict[str, Shelf] = OrderedDict()
         self._bytes: dict[str, int] = {}
         self._held = 0
+
+    @classmethod
+    def of(cls, namespace: str, texts: CorpusTexts) -> Self:
+        """Of one namespace, that holds what another did of which these are the `texts`."""
+        made = cls()
+        made._shelves[namespace] = Shelf.of(made._tokens, texts)
+        made._fit(namespace)
+        return made
+
+    def texts(self, namespace: str) -> CorpusTexts:
+        """What it holds of a namespace."""
+        shelf = self._shelves.get(namespace)
+        return shelf.texts if shelf is not None else CorpusTexts()
 
     @property
     def bytes(self) -> int:
@@ -159,3 +229,9 @@ class Corpus:
         while self._held > self._most_bytes or len(self._shelves) > self._namespaces:
             namespace, _ = self._shelves.popitem(last=False)
             self._held -= self._bytes.pop(namespace)
+
+
+def _parted(texts: Sequence[int]) -> Iterable[array[int]]:
+    """The texts in an array of several."""
+    edges = [*(at for at, token in enumerate(texts) if token == BEGINS), len(texts)]
+    return (array("i", texts[start + 1 : end]) for start, end in pairwise(edges))
