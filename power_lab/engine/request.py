@@ -197,8 +197,10 @@ class Request:
 
     @property
     def resumable(self) -> bool:
-        """Whether its next step can be planned before the host knows how many tokens this one adds, as nothing reads their list."""
-        return not self.penalised and not self.params.logit_bias
+        """Whether its next step can be planned before the host knows how many tokens this one adds, as nothing reads their list, nor how
+        sure a drafter is of them."""
+        gated = self.params.gate > 0 and self.params.speculate != "off"
+        return not self.penalised and not self.params.logit_bias and not gated
 
     @property
     def output(self) -> list[int]:

@@ -205,12 +205,9 @@ class Proposer:
         return proposals
 
     def resumable(self, requests: Sequence[Request]) -> bool:
-        """Whether the drafts of all of them can be made on the device, behind a step whose outcome the host does not know yet. Not where
-        one has a gate: how sure a drafter is, the host alone looks at."""
+        """Whether the drafts of all of them can be made on the device, behind a step whose outcome the host does not know yet."""
         each = (self._of.get(request.id) for request in requests)
-        return all(
-            one is None or one.broken or (one.resuming is not None and not one.request.params.gate) for one in each
-        )
+        return all(one is None or one.broken or one.resuming is not None for one in each)
 
     def resume(self, rooms: Mapping[int, int], requests: Sequence[Request]) -> Resumption | None:
         """For a step behind one in flight: set `drafts` of those that speculate, have room and do not rest to so many `UNKNOWN` tokens.
@@ -431,7 +428,8 @@ def _gated(draft: Draft, gate: float) -> tuple[Draft, str]:
     if kept == drawn:
         return draft, ""
     told = f"gate {gate:g}: draft {kept + 1} of {drawn} has confidence {draft.confidence[kept]:.2f}"
-    return Draft(draft.tokens[:kept], draft.confidence[:kept], "" if kept else told), f"; {told}"
+    cut = replace(draft, tokens=draft.tokens[:kept], confidence=draft.confidence[:kept], note="" if kept else told)
+    return cut, f"; {told}"
 
 
 def _checked(asks: Sequence[WidthAsk], choices: Sequence[Choice]) -> Sequence[Choice]:
