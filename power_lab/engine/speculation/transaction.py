@@ -322,7 +322,7 @@ class Proposer:
         for drafter, wanted in wants.items():
             drafts = self._ask(drafter, [ask for _, ask in wanted])
             for (one, ask), drawn in zip(wanted, drafts, strict=True):
-                draft, cuts[ask.request_id] = _gated(drawn, one.request.params.gate)
+                draft, cuts[ask.request_id] = drawn.gated(one.request.params.gate)
                 note = "" if draft.tokens else draft.note or "no earlier match"
                 proposals[ask.request_id] = replace(proposals[ask.request_id], note=note)
                 if draft.tokens:
@@ -419,17 +419,6 @@ def _cut(draft: Draft, width: int) -> Draft:
     if any(not 0.0 <= sure <= 1.0 for sure in draft.confidence):
         raise ValueError("a confidence is no probability")
     return Draft(tuple(draft.tokens[:width]), tuple(draft.confidence[:width]), draft.note)
-
-
-def _gated(draft: Draft, gate: float) -> tuple[Draft, str]:
-    """A draft up to its first token that is less sure than `gate`, and what to add to the reason of its round where that cuts it."""
-    drawn = len(draft.tokens)
-    kept = next((at for at, sure in enumerate(draft.confidence) if sure < gate), drawn)
-    if kept == drawn:
-        return draft, ""
-    told = f"gate {gate:g}: draft {kept + 1} of {drawn} has confidence {draft.confidence[kept]:.2f}"
-    cut = replace(draft, tokens=draft.tokens[:kept], confidence=draft.confidence[:kept], note="" if kept else told)
-    return cut, f"; {told}"
 
 
 def _checked(asks: Sequence[WidthAsk], choices: Sequence[Choice]) -> Sequence[Choice]:

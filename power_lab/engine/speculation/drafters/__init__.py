@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from power_lab.errors import ConfigError
@@ -48,6 +48,16 @@ class Draft:
     confidence: tuple[float, ...] = ()
     note: str = ""
     later: bool = False
+
+    def gated(self, gate: float) -> tuple[Draft, str]:
+        """As far as its first token that is less sure than `gate`, and what to add to the reason of its round where that cuts it."""
+        drawn = len(self.tokens)
+        kept = next((at for at, sure in enumerate(self.confidence) if sure < gate), drawn)
+        if kept == drawn:
+            return self, ""
+        told = f"gate {gate:g}: draft {kept + 1} of {drawn} has confidence {self.confidence[kept]:.2f}"
+        cut = replace(self, tokens=self.tokens[:kept], confidence=self.confidence[:kept], note="" if kept else told)
+        return cut, f"; {told}"
 
 
 class Drafter(Protocol):
