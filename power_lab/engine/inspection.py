@@ -67,7 +67,8 @@ class ShapeRow(_Report, frozen=True, kw_only=True):
 
     Attributes:
         rows: token rows (0 stands for all that have no line of their own); logits: logit rows; sampling: how they are drawn.
-        captures, replays, eager, evictions: steps (captures and evictions: of its graph).
+        captures, replays, eager: steps whose graph was recorded for them, that replayed one, and that ran operation by operation; each step
+            is one of these. evictions: how often its graph was given up.
         why: reason -> eager steps; apart: reason -> steps whose sampling ran after the graph.
         real_rows, padding_rows: token rows asked for, and added to them.
         nbytes: of its graph, 0 when none is held; held: whether one is; last_step: when it was last used, in steps counted from 1.
@@ -121,7 +122,8 @@ class ShapesReport(_Report, frozen=True, kw_only=True):
     Attributes:
         enabled: whether graphs are in use; why: why not.
         shapes: in order of rows, logits, sampling.
-        steps, captures, replays, eager, evictions, graphs, nbytes: sums; budget: bytes that graphs may occupy.
+        steps: captures, replays and eager ones together. captures, replays, eager, evictions, graphs, nbytes: sums over all shapes.
+        budget: bytes that graphs may occupy.
         hit_rate: share of the last `window` steps that replayed a graph that was there, None before the first.
         history: (step number, 1 where a graph that was there was replayed) of the steps in the ring, oldest first.
         demand: token rows -> steps that asked for so many (as JSON: keys are strings).

@@ -95,7 +95,7 @@ class Looking:
             workspace_bytes=plan.workspace,
             captures=registry.captures,
             replays=registry.replays,
-            eager=registry.steps - registry.replays,
+            eager=registry.steps - registry.captures - registry.replays,
             graph_hit_rate=registry.hit_rate,
             drafter=self._drafter,
             last_step_s=-1.0 if totals.last_step is None else now - totals.last_step,

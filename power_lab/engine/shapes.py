@@ -23,7 +23,16 @@ draws after it, for a reason."""
 _DECODE_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 _FOLDED = 32  # distinct reasons that are kept by their words
 _OTHER = "other reasons"
-_SUMMED = ("captures", "replays", "evictions", "real_rows", "padding_rows", "real_logits", "padding_logits")
+_SUMMED = (
+    "recordings",
+    "captures",
+    "replays",
+    "evictions",
+    "real_rows",
+    "padding_rows",
+    "real_logits",
+    "padding_logits",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +129,13 @@ def pad(asked: Shape, rows: Coverage, sampled: Coverage) -> Shape | None:
 
 
 class ShapeStats(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one padded shape since the engine started.
+    """What became of one padded shape since the engine started. Each step counts once: as a capture, as a replay or as eager.
 
     Attributes:
         shape: the shape; rows 0 stands for all that have no line of their own.
-        captures, replays, evictions: of its graph.
+        recordings, evictions: how often its graph was made, and given up.
+        captures: steps whose graph was recorded for them, before they ran in it; one recorded behind an eager step is no such step.
+        replays: steps that ran in a graph that was there.
         eager: reason -> steps that ran operation by operation.
         apart: reason -> steps whose sampling ran after the graph.
         real_rows, padding_rows, real_logits, padding_logits: rows that steps asked for, and that were added to them.
@@ -134,6 +145,7 @@ class ShapeStats(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     shape: Shape
+    recordings: int
     captures: int
     replays: int
     evictions: int
@@ -149,7 +161,7 @@ class ShapeStats(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def steps(self) -> int:
-        return self.replays + sum(self.eager.values())
+        return self.captures + self.replays + sum(self.eager.values())
 
     @property
     def waste(self) -> float:
@@ -158,9 +170,11 @@ class ShapeStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ShapeTotals(msgspec.Struct, frozen=True, kw_only=True):
-    """Sums over all shapes, and the share of the last `window` steps that replayed a graph that was there; None before the first step."""
+    """Sums over all shapes: `steps` are captures, replays and eager ones. `hit_rate`: share of the last `window` steps that replayed a
+    graph that was there, None before the first step."""
 
     steps: int
+    recordings: int
     captures: int
     replays: int
     eager: int
@@ -186,6 +200,7 @@ class Ran(NamedTuple):
 
 @dataclass(slots=True)
 class _Counts:
+    recordings: int = 0
     captures: int = 0
     replays: int = 0
     evictions: int = 0
@@ -222,7 +237,7 @@ class Registry:
         lines: shapes, and asked shapes, that are kept one by one; what comes on top is counted together.
 
     Attributes:
-        steps, captures, replays: so far. ran: the last steps.
+        steps, recordings, captures, replays: so far, as `ShapeStats` has them. ran: the last steps.
     """
 
     def __init__(self, window: int = 1024, recent: int = 4096, lines: int = 4096) -> None:
@@ -232,14 +247,14 @@ class Registry:
         self._demand: Counter[Shape] = Counter()
         self.ran: deque[Ran] = deque(maxlen=recent)
         self._hits: deque[bool] = deque(maxlen=window)
-        self.steps = self.captures = self.replays = 0
+        self.steps = self.recordings = self.captures = self.replays = 0
         self.unrecorded = 0  # steps that the demand has no room for
 
     def captured(self, shape: Shape, nbytes: int) -> None:
         """A graph of `shape` is held now."""
-        self.captures += 1
+        self.recordings += 1
         counts = self._line(shape)
-        counts.captures += 1
+        counts.recordings += 1
         counts.nbytes, counts.held = nbytes, True
 
     def evicted(self, shape: Shape) -> None:
@@ -249,10 +264,14 @@ class Registry:
         counts.nbytes, counts.held = 0, False
 
     def replayed(self, asked: Shape, shape: Shape, *, hit: bool = True) -> None:
-        """A step ran by replaying the graph of `shape`; a hit unless it had to be captured for this step."""
-        self.replays += 1
+        """A step ran in the graph of `shape`: a replay if it was there, else a capture, for it was recorded for this step."""
         counts = self._ran(asked, shape, "replay" if hit else "capture")
-        counts.replays += 1
+        if hit:
+            self.replays += 1
+            counts.replays += 1
+        else:
+            self.captures += 1
+            counts.captures += 1
 
     def eager(self, asked: Shape, shape: Shape | None, reason: str) -> None:
         """A step ran operation by operation for a reason, padded to `shape` or, with None, in no declared shape."""
@@ -261,7 +280,7 @@ class Registry:
 
     def snapshot(self) -> tuple[ShapeStats, ...]:
         """All shapes, in order of rows, sampled rows and sampling; `OTHERS` is first, where it has counts. O(shapes)."""
-        rest = [(OTHERS, self._others)] if self._others.last_step or self._others.captures else []
+        rest = [(OTHERS, self._others)] if self._others.last_step or self._others.recordings else []
         lines = [*rest, *self._shapes.items()]
         return tuple(counts.stats(shape) for shape, counts in sorted(lines, key=lambda line: _order(line[0])))
 
@@ -271,7 +290,7 @@ class Registry:
         sums = {name: sum(getattr(line, name) for line in lines) for name in (*_SUMMED, "steps", "nbytes")}
         return ShapeTotals(
             **sums,
-            eager=sums["steps"] - sums["replays"],
+            eager=sums["steps"] - sums["captures"] - sums["replays"],
             graphs=sum(line.held for line in lines),
             hit_rate=self.hit_rate,
             window=self._hits.maxlen or 0,

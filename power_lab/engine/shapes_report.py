@@ -18,7 +18,7 @@ def report(graphs: Graphs, costs: MeasuredCosts, budget: int, steps: Sequence[St
     """The registry's shapes, and better buckets for its demand. budget: bytes. steps: of the ring."""
     registry = graphs.registry
     totals, demand = registry.totals(), registry.demanded_rows()
-    why = OFF if not graphs.enabled else UNRECORDED if totals.steps and not totals.captures else ""
+    why = OFF if not graphs.enabled else UNRECORDED if totals.steps and not totals.recordings else ""
     return ShapesReport(
         enabled=graphs.enabled,
         why=why,

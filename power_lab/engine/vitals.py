@@ -94,7 +94,8 @@ class EngineVitals(_Report, frozen=True, kw_only=True):
             nothing was counted in the time.
         free_blocks, cached_blocks, used_blocks: of the KV pool, of 64 tokens each.
         weights_bytes, pool_bytes, graph_bytes, workspace_bytes: the memory plan.
-        captures, replays, eager: of graphs, in steps. graph_hit_rate: share of the last steps that replayed a graph that was there.
+        captures, replays, eager: steps whose graph was recorded for them, that replayed one, and that ran operation by operation; together
+            they are all of the engine's forward steps. graph_hit_rate: share of the last steps that replayed a graph that was there.
         drafter: the best one that is loaded ("" where none).
         last_step_s: age of the last step in seconds (-1 before the first); ends_in_s: seconds until it is closed for idleness.
         runs: in flight, in order of submission, at most 64.

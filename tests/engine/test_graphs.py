@@ -79,14 +79,15 @@ def test_behind_its_host_a_first_step_is_called_once_and_recorded_for_the_next()
     assert step(made, device, 4) == "replayed", "the bucket of 3"
     assert reasons(made) == {graphs.COMPILED: 1}
     totals = made.registry.totals()
-    assert (totals.captures, totals.replays, totals.padding_rows) == (1, 3, 3)
+    assert (totals.recordings, totals.captures, totals.replays, totals.padding_rows) == (1, 0, 3, 3)
 
 
 def test_beside_its_host_a_first_step_is_recorded_and_replayed() -> None:
     device = Device(asynchronous=False, row_buckets=())
     made = make(device)
     assert [step(made, device, 3), step(made, device, 3), step(made, device, 4)] == ["replayed"] * 3
-    assert made.registry.totals().captures == 2, "nothing is padded"
+    totals = made.registry.totals()
+    assert (totals.recordings, totals.captures, totals.replays) == (2, 2, 1), "nothing is padded"
     assert step(made, device, graphs.KEPT_ROWS + 1) == "called"
     assert reasons(made) == {graphs.LONG: 1}
 

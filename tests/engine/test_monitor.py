@@ -180,8 +180,11 @@ def test_shapes_tell_of_graphs_and_plan_better_buckets(numba_ops: Callable[[int]
         engine.generate(prompt_of(1, 100), asked())
     report = on.shapes()
     assert report.enabled and not report.why and report.captures and report.budget == EngineConfig().graph_mb << 20
-    assert report.replays + report.eager == report.steps == len(report.history)
-    assert sum(hit for _, hit in report.history) == sum(row.replays for row in report.shapes) - report.captures
+    assert report.captures + report.replays + report.eager == report.steps == len(report.history)
+    assert sum(row.captures + row.replays + row.eager for row in report.shapes) == report.steps
+    assert sum(hit for _, hit in report.history) == sum(row.replays for row in report.shapes)
+    live = on.vitals()
+    assert (live.captures, live.replays, live.eager) == (report.captures, report.replays, report.eager)
     assert report.planned is not None and set(report.demand) <= set(range(1, 257))
     assert report.planned.padding_rows <= report.planned.declared_padding_rows
     assert not off.shapes().enabled and "graph_mb" in off.shapes().why and off.shapes().captures == 0

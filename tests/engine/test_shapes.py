@@ -104,19 +104,44 @@ def test_what_a_step_asked_for_and_how_it_ran_is_counted() -> None:
     registry.eager(Shape(700, 0, "none"), None, "above the largest bucket")
     registry.replayed(Shape(8, 1, "apart", "penalties"), Shape(8, 1, "apart", "any"))
     line = lines(registry)[shape]
-    assert (line.captures, line.replays, line.eager, line.steps) == (1, 2, {"no memory for a capture": 1}, 3)
+    assert (line.recordings, line.captures, line.replays, line.steps) == (1, 1, 1, 3)
+    assert line.eager == {"no memory for a capture": 1}
     assert (line.real_rows, line.padding_rows, line.real_logits, line.padding_logits) == (16, 8, 10, 2)
     assert (line.nbytes, line.held, line.last_step) == (1000, True, 3)
     assert line.waste == pytest.approx(1 / 3)
     assert lines(registry)[OTHERS].eager == {"above the largest bucket": 1}
     assert lines(registry)[Shape(8, 1, "apart", "-")].apart == {"penalties": 1}
     totals = registry.totals()
-    assert (totals.steps, totals.captures, totals.replays, totals.eager) == (5, 1, 3, 2)
+    assert (totals.steps, totals.captures, totals.replays, totals.eager) == (5, 1, 2, 2)
     assert (totals.graphs, totals.nbytes, totals.hit_rate) == (1, 1000, 2 / 5)
     registry.evicted(shape)
     assert (lines(registry)[shape].nbytes, lines(registry)[shape].evictions, registry.totals().nbytes) == (0, 1, 0)
     assert registry.demand()[asked] == 2 and registry.demanded_rows() == {5: 2, 6: 1, 8: 1, 700: 1}
     assert registry.recent()[-1].rows == 8 and registry.recent()[0] == asked
+
+
+@given(
+    st.lists(st.tuples(steps(), st.sampled_from(("replay", "capture", "eager", "behind"))), max_size=60),
+    st.integers(1, 5),
+)
+def test_each_step_is_a_capture_a_replay_or_eager_and_counted_once(ran: list[tuple[Shape, str]], kept: int) -> None:
+    """In each line, in the sums, and in the counters that the vitals read. A graph recorded behind an eager step is no step of its own."""
+    registry = Registry(lines=kept)
+    for shape, how in ran:
+        if how in ("capture", "behind"):
+            registry.captured(shape, 1)
+        if how in ("eager", "behind"):
+            registry.eager(shape, shape, "asked for")
+        else:
+            registry.replayed(shape, shape, hit=how == "replay")
+    told, totals = [how for _, how in ran], registry.totals()
+    assert (totals.captures, totals.replays) == (told.count("capture"), told.count("replay"))
+    assert totals.eager == told.count("eager") + told.count("behind")
+    assert totals.captures + totals.replays + totals.eager == totals.steps == registry.steps == len(ran)
+    assert (registry.captures, registry.replays) == (totals.captures, totals.replays)
+    assert totals.recordings == registry.recordings == told.count("capture") + told.count("behind")
+    assert sum(line.steps for line in registry.snapshot()) == len(ran)
+    assert totals.captures == sum(one.how == "capture" for one in registry.ran)
 
 
 def test_a_shape_that_does_not_cover_its_step_changes_nothing() -> None:

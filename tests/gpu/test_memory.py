@@ -106,7 +106,7 @@ def test_fifty_loads_and_closes_leave_nothing_behind(files: dict[tiny.Shape, Pat
     for _ in range(LOADS):
         engine = start(files[SMALL], paths)
         tokens.add(said(engine))
-        assert any(shape.captures for shape in engine.shape_stats()), "graphs are what is easily kept"
+        assert any(shape.recordings for shape in engine.shape_stats()), "graphs are what is easily kept"
         engine.close()
         del engine
         baseline = baseline or (held(), free())
@@ -168,7 +168,7 @@ def test_no_room_for_a_graph_leaves_the_engine_running(
         assert said(engine) == want
     reasons = {why for shape in engine.shape_stats() for why in shape.eager}
     assert any(re.search(r"could not be captured.*\d+ bytes", why) for why in reasons), reasons
-    assert not any(shape.captures for shape in engine.shape_stats())
+    assert not any(shape.recordings for shape in engine.shape_stats())
     assert said(engine) == want and said(other) == want
     engine.check()
     engine.close()

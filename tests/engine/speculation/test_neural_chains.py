@@ -268,7 +268,7 @@ def test_a_chain_waits_for_the_device_once(numba_ops: Callable[[int], Ops], name
     assert len(counted) >= 5 and set(counted) == {1}
     assert check(record, case.plain, params) >= 5
     stats = lab._companion.inner.steps.graphs.registry.snapshot()  # type: ignore[union-attr]
-    assert sum(one.captures for one in stats) and sum(one.replays for one in stats)
+    assert sum(one.recordings for one in stats) and sum(one.replays for one in stats)
     assert not any(one.shape.sampling == "apart" for one in stats)
 
 
