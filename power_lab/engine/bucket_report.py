@@ -9,16 +9,15 @@ from power_lab.engine.planner import PADDED_ROWS, BucketPlan, CostCurve, plan_bu
 from power_lab.engine.shapes import Coverage
 from power_lab.engine.speculation.width.costs import MeasuredCosts
 
-SIZES = 512  # row counts that are planned for; the planner is quadratic in them
+SIZES = 256  # row counts that are planned for; the planner is quadratic in them
 
 
-def planned(demand: Mapping[int, int], present: Coverage, costs: MeasuredCosts) -> BucketReport | None:
-    """As many buckets as there are now, placed where the demand is; None without a demand. Its rarest sizes are left out beyond `SIZES`."""
+def planned(demand: Mapping[int, int], present: Coverage, costs: MeasuredCosts | None = None) -> BucketReport | None:
+    """As many buckets as there are now, placed where the demand is; None without a demand. Without costs, padded rows count alone."""
     if not demand:
         return None
-    common = sorted(demand, key=lambda rows: -demand[rows])[:SIZES]
-    wanted = {rows: demand[rows] for rows in sorted(common)}
-    curve = _measured(wanted, present, costs)
+    wanted = commonest(demand)
+    curve = None if costs is None else _measured(wanted, present, costs)
     plan = plan_buckets(wanted, len(present.rows), present, curve or PADDED_ROWS)
     padding, declared = (sum(use.padding_rows for use in uses) for uses in (plan.uses, plan.present_uses))
     uncovered = sum(use.steps for use in plan.present_uses if use.rows == 0)
@@ -28,15 +27,25 @@ def planned(demand: Mapping[int, int], present: Coverage, costs: MeasuredCosts) 
         padding_rows=padding,
         declared_padding_rows=declared,
         declared_uncovered=uncovered,
+        saved=plan.saved,
         saved_s=plan.present_cost - plan.cost if curve is not None else None,
-        text=_text(plan, padding, declared, curve is not None),
+        costs=() if curve is None else curve.points,
+        text=_text(plan, padding, declared, uncovered, curve is not None),
     )
 
 
-def _text(plan: BucketPlan, padding: int, declared: int, timed: bool) -> str:
+def commonest(demand: Mapping[int, int]) -> dict[int, int]:
+    """The demand that is planned for, ascending: its rarest sizes are left out beyond `SIZES`."""
+    common = sorted(demand, key=lambda rows: -demand[rows])[:SIZES]
+    return {rows: demand[rows] for rows in sorted(common)}
+
+
+def _text(plan: BucketPlan, padding: int, declared: int, uncovered: int, timed: bool) -> str:
     what = (
         f"{len(plan.buckets)} buckets would pad {padding} rows in {plan.steps} steps, the declared ones pad {declared}"
     )
+    if uncovered:
+        what += f" and do not hold {uncovered} of the steps"
     if not timed:
         return f"{what}. What that costs is not measured yet."
     return f"{what}; by the measured costs that is {plan.saved:.1%} of the steps' time."

@@ -101,8 +101,11 @@ class BucketReport(_Report, frozen=True, kw_only=True):
     Attributes:
         buckets: ascending token rows; declared: those in force.
         padding_rows, declared_padding_rows: rows that each would have added to the recorded steps.
-        uncovered, declared_uncovered: steps longer than each set's largest bucket.
-        saved_s: seconds that the set would have saved, None where costs are not known.
+        uncovered, declared_uncovered: steps longer than each set's largest bucket; these run operation by operation.
+        saved: share of the declared buckets' cost that the set would have saved, below 0 where it holds more steps with as many buckets.
+            A cost is a step's seconds by its padded rows, on the line through `costs`, or where these are empty its padded rows themselves.
+        saved_s: that share in seconds, None where costs are not known.
+        costs: (rows, seconds) as measured, ascending.
         text: the same in a sentence.
     """
 
@@ -112,7 +115,9 @@ class BucketReport(_Report, frozen=True, kw_only=True):
     declared_padding_rows: int
     uncovered: int = 0
     declared_uncovered: int = 0
+    saved: float = 0.0
     saved_s: float | None = None
+    costs: tuple[tuple[int, float], ...] = ()
     text: str = ""
 
 

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from power_lab.engine.planner import plan_buckets
+from power_lab.engine.bucket_report import planned
 from power_lab.engine.shapes import Coverage
 from power_lab.engine.vitals import ShapeRow, ShapesReport
-from power_lab.widgets.figure import LEFT, meter, sideways
+from power_lab.widgets import buckets
+from power_lab.widgets.figure import LEFT, meter
 from power_lab.widgets.palette import GRAPHS, legend
-from power_lab.widgets.picture import FAINT, bars, image, line, path, svg, text
-from power_lab.widgets.text import count, nbytes, percent, seconds, stat
+from power_lab.widgets.picture import FAINT, image, line, path, svg, text
+from power_lab.widgets.text import count, nbytes, percent, stat
 from power_lab.widgets.view import View
 
 if TYPE_CHECKING:
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 
 SCHEMA = "power-lab.shapes/1"
 _ROWS = 60  # shapes listed
-_SIZES = 256  # row counts that buckets are compared for; planning is quadratic in them
-_CHOICES = (1, 2, 4, 8, 16, 32)  # how many buckets are compared
 _STRETCHES = 120  # points of the hit rate
 
 
@@ -73,10 +72,10 @@ class Shapes(View):
             _told("1", "1 where a recorded graph was replayed"),
         )
         variables["demand"] = ("size", list(report.demand.values()), _told("step", "steps that asked for so many rows"))
-        planned = report.planned
+        better = report.planned
         variables["planned_rows"] = (
             "bucket",
-            np.array(planned.buckets if planned else (), np.int64),
+            np.array(better.buckets if better else (), np.int64),
             _told("token row", "buckets that would serve the demand better"),
         )
         coordinates: dict[str, Any] = {
@@ -90,7 +89,7 @@ class Shapes(View):
             "budget_bytes": report.budget,
             "enabled": int(report.enabled),
             "why": report.why,
-            "saved_s": np.nan if planned is None or planned.saved_s is None else planned.saved_s,
+            "saved_s": np.nan if better is None or better.saved_s is None else better.saved_s,
         }
         return xarray.Dataset(variables, coordinates, attributes)
 
@@ -108,7 +107,7 @@ class Shapes(View):
         return _body(self._report)
 
     def picture(self) -> str:
-        return _demand(self._report) if self._report.demand else ""
+        return buckets.drawing(self._report) if self._report.demand else ""
 
     def renew(self) -> str:
         self._report = self._read()
@@ -139,7 +138,7 @@ def report_of(records: Sequence[RunRecord], declared: Coverage | None = None) ->
         window=0,
         history=(),
         demand=demand,
-        planned=bucket_report(demand, declared) if demand else None,
+        planned=planned(demand, declared),
     )
 
 
@@ -176,7 +175,7 @@ def _body(report: ShapesReport) -> str:
             + '<p class="pl-note">Generate something, for example <code>lab.generate("Hello")</code>, and refresh.</p></div>'
         )
     why = f'<p class="pl-note pl-reason">{escape(report.why)}</p>' if report.why else ""
-    return _head(report) + why + _over_time(report) + _table(report) + _planner(report)
+    return _head(report) + why + _over_time(report) + _table(report) + _better(report)
 
 
 def _head(report: ShapesReport) -> str:
@@ -282,119 +281,9 @@ def _shape(shape: ShapeRow, most: int, reasons: Sequence[str]) -> str:
     )
 
 
-def _planner(report: ShapesReport) -> str:
-    planned = report.planned
-    if planned is None:
-        return ""
-    saved = planned.declared_padding_rows - planned.padding_rows
-    if saved > 0:
-        gain = f"{count(saved, 'padding row')} fewer"
-        gain += (
-            f", {seconds(planned.saved_s)} saved by measured costs"
-            if planned.saved_s is not None and planned.saved_s > 0
-            else ""
-        )
-        verdict = f"<b>{count(len(planned.buckets), 'bucket')} placed where the traffic is: {gain}.</b>"
-    else:
-        spare = len(planned.declared) - len(planned.buckets)
-        fewer = f" {count(len(planned.buckets), 'bucket')} would do." if spare > 0 else ""
-        verdict = f"<b>The declared buckets already fit this traffic.{fewer}</b>"
-    uncovered = (
-        f" {count(planned.declared_uncovered, 'step')} had more rows than the largest declared bucket."
-        if planned.declared_uncovered
-        else ""
-    )
-    drawing = _demand(report)
-    alt = f"Steps by the token rows that they asked for, with the declared and the better buckets. {planned.text}"
-    lines = "".join(
-        f'<tr><th scope="row" class="pl-left">{name}</th><td class="pl-left pl-wrap">{_listed(rows)}</td></tr>'
-        for name, rows in (("Declared", planned.declared), ("Better", planned.buckets))
-    )
-    buckets = f'<table class="pl-lesson"><tbody>{lines}</tbody></table>'
-    return _titled("Better buckets", f"<p>{verdict}{uncovered}</p>{image(drawing, alt)}{buckets}{_choices(report)}")
-
-
-def _listed(buckets: Sequence[int]) -> str:
-    """Runs of neighbours as ranges."""
-    runs: list[list[int]] = []
-    for rows in buckets:
-        if runs and rows == runs[-1][-1] + 1:
-            runs[-1].append(rows)
-        else:
-            runs.append([rows])
-    told = [
-        f"{run[0]:,}" if len(run) == 1 else f"{run[0]:,}–{run[-1]:,}" if len(run) > 2 else f"{run[0]:,}, {run[1]:,}"
-        for run in runs
-    ]
-    return ", ".join(told[:40]) + (f" and {len(told) - 40} more" if len(told) > 40 else "")
-
-
-def _choices(report: ShapesReport) -> str:
-    """What fewer or more buckets would pad: the trade between captures and waste."""
-    common = sorted(report.demand, key=lambda rows: -report.demand[rows])[:_SIZES]
-    demand = {rows: report.demand[rows] for rows in sorted(common)}
-    real = sum(rows * steps for rows, steps in demand.items())
-    assert report.planned is not None, "a demand has a plan"
-    present = Coverage(report.planned.declared)
-    lines, before = [], 0
-    for most in _CHOICES:
-        plan = plan_buckets(demand, most, present)
-        padding = sum(use.padding_rows for use in plan.uses)
-        if len(plan.buckets) == before:
-            break
-        before = len(plan.buckets)
-        bar = meter(padding / (real + padding), "padding", 10) if padding else ""
-        lines.append(
-            f"<tr><td>{before}</td><td>{bar}{percent(padding, real + padding)}</td>"
-            f'<td>{padding:,}</td><td class="pl-left pl-wrap">{_listed(plan.buckets)}</td></tr>'
-        )
-    head = '<th scope="col">Buckets</th><th scope="col">Padding</th><th scope="col">Rows padded</th>'
-    head = f'<thead><tr>{head}<th scope="col" class="pl-left">Best placed at</th></tr></thead>'
-    table = f'<table class="pl-lesson pl-options">{head}<tbody>{"".join(lines)}</tbody></table>'
-    return sideways(table, "Sets of buckets")
-
-
-def _demand(report: ShapesReport) -> str:
-    """Steps by the rows that they asked for, over a scale that gives small sizes room; buckets as ticks below."""
-    planned = report.planned
-    declared, better = (planned.declared, planned.buckets) if planned else ((), ())
-    largest = max([*report.demand, *better, 1])
-    width, left, top, base = 640, 66, 18, 96
-
-    def across(rows: float) -> float:
-        return left + (width - left - 12) * np.log2(1 + rows) / np.log2(1 + largest)
-
-    most = max(report.demand.values())
-    columns = bars(
-        (across(rows) - 1.5, base - 76 * steps / most, 3, max(1.0, 76 * steps / most))
-        for rows, steps in report.demand.items()
-    )
-    ticks = [rows for rows in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096) if rows <= largest]
-    labels = "".join(text(across(rows), base + 14, f"{rows:,}", "text-anchor='middle'") for rows in ticks)
-    marks = _ticks([across(rows) for rows in declared if rows <= largest], base + 24, GRAPHS["padding"].light)
-    marks += _ticks([across(rows) for rows in better], base + 40, GRAPHS["replay"].light)
-    words = (
-        text(left - 8, base + 33, "declared", "text-anchor='end'")
-        + text(left - 8, base + 49, "better", "text-anchor='end'")
-        + text(left - 8, base + 14, "rows", "text-anchor='end'")
-        + text(left - 8, top + 8, f"{most:,}", "text-anchor='end'")
-        + text(left - 8, top + 20, "steps", "text-anchor='end'")
-    )
-    axis = path(f"M{left} {base}H{width - 6}", f"stroke='{FAINT}'")
-    return svg(width, base + 58, axis + path(columns, f"fill='{GRAPHS['capture'].light}'") + labels + marks + words)
-
-
-def _ticks(places: Sequence[float], y: float, colour: str) -> str:
-    return path("".join(f"M{x:.1f} {y}v10" for x in places), f"stroke='{colour}' stroke-width='2'")
+def _better(report: ShapesReport) -> str:
+    return "" if report.planned is None else _titled("Better buckets", buckets.section(report, report.planned))
 
 
 def _titled(title: str, html: str) -> str:
     return f'<p class="pl-title">{title}</p>{html}'
-
-
-def bucket_report(demand: dict[int, int], declared: Coverage) -> Any:
-    """As the engine's report has it, by padded rows alone: a record holds no costs."""
-    from power_lab.engine.bucket_report import planned
-    from power_lab.engine.speculation.width.costs import MeasuredCosts
-
-    return planned(demand, declared, MeasuredCosts())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from power_lab.engine.bucket_report import planned
 from power_lab.engine.shapes import Coverage
 from power_lab.engine.vitals import (
     DeviceVitals,
@@ -16,7 +17,6 @@ from power_lab.engine.vitals import (
     ShapesReport,
     Vitals,
 )
-from power_lab.widgets.shapes import bucket_report
 
 
 def node(block: int, parent: int = -1, **changes: Any) -> PrefixNode:
@@ -123,7 +123,7 @@ def shapes_report(*shapes: ShapeRow, demand: dict[int, int] | None = None, **cha
         "window": 100,
         "history": tuple((at, int(at % 4 > 0)) for at in range(40)),
         "demand": demand,
-        "planned": bucket_report(demand, Coverage((1, 4, 8))) if demand else None,
+        "planned": planned(demand, Coverage((1, 4, 8))),
     }
     return ShapesReport(shapes=shapes, **(facts | changes))
 

@@ -36,7 +36,7 @@ def test_better_buckets_say_what_they_save():
     html = shown(report)
     saved = report.planned.declared_padding_rows - report.planned.padding_rows
     assert saved == 50 * 1 + 100 * 3 + 2 * 1
-    assert f"{saved} padding rows fewer" in html
+    assert f"would save {saved} padding rows." in html
     fits = shown(shapes_report(shape(1), demand={1: 9}))
     assert "already fit this traffic. 1 bucket would do." in fits
 
