@@ -89,7 +89,6 @@ function Figures(props: IEngineProps): JSX.Element {
   const since = { recent: trans.__('Over the last two seconds.'), ever: trans.__('Since this engine began.') };
   const minutes = duration(props.seconds);
   const steps = engine.replays + engine.captures + engine.eager;
-  const graphs = engine.device !== 'cpu'; // a CPU's are steps that were recorded, no graphs of a device
   return (
     <>
       <div className="jp-PowerLab-speed">
@@ -112,9 +111,7 @@ function Figures(props: IEngineProps): JSX.Element {
         <ShareStat name={trans.__('acceptance')} share={rates?.acceptance} format={percent} meaning={trans.__('Accepted of drafted tokens.')} since={since} />
         <ShareStat name={trans.__('tokens/pass')} share={rates?.tokensPerPass} format={ratio} meaning={trans.__('Tokens for each pass of the target model.')} since={since} />
         <ShareStat name={trans.__('cache hits')} share={rates?.hitRate} format={percent} meaning={trans.__('Prompt tokens that were served from the prefix cache.')} since={since} />
-        {graphs && (
-          <ShareStat name={trans.__('graph hits')} share={rates?.graphHits} format={percent} meaning={trans.__('Of %1 steps, those that replayed a captured graph.', count(steps))} since={since} />
-        )}
+        <ShareStat name={trans.__('graph hits')} share={rates?.graphHits} format={percent} meaning={trans.__('Of %1 steps, those that replayed a recorded graph.', count(steps))} since={since} />
       </dl>
       <Blocks {...props} />
       <Memory {...props} />

@@ -61,7 +61,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         queue_limit: requests that may wait; one more raises QueueFull.
         prefix_cache: whether full blocks are kept and reused by later requests.
         overlap: whether the next step is planned and launched while a GPU works on this one.
-        graph_mb: MiB that captured graphs may take on a GPU; those that were not used for longest make room. 0 captures none.
+        graph_mb: MiB that recorded graphs may take; those that were not used for longest make room. 0 records none.
         host_profile: whether the engine's thread asks the system for priority and for cores of its own, and a GPU for a stream that is
             served first; `lab.explain()` says what it got.
     """

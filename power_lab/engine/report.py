@@ -20,7 +20,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         weights: bytes of the model's tensors; mapped from the file, shared with other processes.
         pool: KV pool; pages: its blocks; page_bytes: bytes of one block over all layers.
-        states, graphs: recurrent states and captured graphs (0 on the CPU).
+        states, graphs: recurrent states and recorded graphs.
         workspace: activations and scratch.
     """
 

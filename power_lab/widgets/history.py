@@ -39,6 +39,7 @@ FIELDS: dict[str, tuple[str, str]] = {
     "tokens": ("token", "output tokens since the engine began"),
 }
 KEPT_NAMES = tuple(FIELDS)
+OPTIONAL = ("temperature_c", "power_w")  # of the device, where they can be read
 _NOW = ("running", "waiting", "rows", "graph_hit_rate", "used_blocks", "cached_blocks", "free_blocks")
 _PLAN = ("weights_bytes", "pool_bytes", "graph_bytes", "workspace_bytes")
 _COUNTS = ("tokens", "prompt_tokens", "cached_tokens", "drafted", "accepted", "passes")
@@ -49,6 +50,9 @@ class History:
 
     Args:
         samples: kept.
+
+    Attributes:
+        readable: fields of `OPTIONAL` that were read at least once since the engine that is kept began.
     """
 
     def __init__(self, samples: int) -> None:
@@ -56,13 +60,15 @@ class History:
         self._counts = np.zeros((samples, len(_COUNTS)))
         self._engine = ""
         self._seen = 0
+        self.readable: frozenset[str] = frozenset()
 
     def add(self, vitals: Vitals, engine: EngineVitals) -> np.ndarray:
         """Keep a sample; returns its row. Another engine, or one that began anew, begins a new history."""
         counts = np.array([getattr(engine, name) for name in _COUNTS], float)
         if engine.engine != self._engine or (self._seen and counts[0] < self._counts[self._place(-1)][0]):
-            self._engine, self._seen = engine.engine, 0
+            self._engine, self._seen, self.readable = engine.engine, 0, frozenset()
         row = self._row(vitals, engine, counts)
+        self.readable |= {name for name in OPTIONAL if getattr(vitals.device, name) is not None}
         at = self._seen % len(self._ring)
         self._ring[at], self._counts[at] = row, counts
         self._seen += 1
@@ -70,8 +76,6 @@ class History:
 
     def _row(self, vitals: Vitals, engine: EngineVitals, counts: np.ndarray) -> np.ndarray:
         values: dict[str, float | None] = {name: getattr(engine, name) for name in (*_NOW, *_PLAN)}
-        if engine.device == "cpu":
-            values["graph_hit_rate"] = None  # a CPU's are steps that were recorded, no graphs of a device
         device = vitals.device
         values |= {"temperature_c": device.temperature_c, "power_w": device.power_w, "utilisation": device.utilisation}
         values |= {"at": vitals.at, "tokens": counts[0], **self._rates(vitals.at, counts)}

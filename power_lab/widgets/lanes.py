@@ -251,7 +251,7 @@ def _gaps(moments: Sequence[Moment], axis: Axis) -> Lane | None:
 def _graphs(found: Sequence[_Bar]) -> Lane | None:
     hows = [one.how for bar in found for one in bar.steps]
     if not any(how in GRAPHS and how != "eager" for how in hows):
-        return None  # all eager, as on the CPU, which has no graphs
+        return None  # all eager: graphs are off, or not known
     content = ""
     for how in ("replay", "capture", "eager"):
         shares = [(bar, bar.mean(lambda one, how=how: one.how == how)) for bar in found]

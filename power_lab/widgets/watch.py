@@ -15,7 +15,7 @@ from power_lab.engine.vitals import EngineVitals, Vitals, checked
 from power_lab.errors import ConfigError, HostUnavailable, PowerLabError
 from power_lab.widgets.history import FIELDS, History
 from power_lab.widgets.view import View, script
-from power_lab.widgets.watch_page import page, picture
+from power_lab.widgets.watch_page import page, picture, shown
 
 if TYPE_CHECKING:
     import xarray
@@ -73,7 +73,7 @@ class Watch(View):
         source: of samples. key: the engine to show, "" for the first one. hz: samples a second, 1..20.
 
     Attributes:
-        facts: state (`none`, `loading`, `live`, `ended`), message, and what runs.
+        facts: state (`none`, `loading`, `live`, `ended`), message, what runs, and the fields that have a tile.
         frame: the latest sample, float64 in the order of `FIELDS`.
     """
 
@@ -155,7 +155,7 @@ class Watch(View):
             self._tell({"state": "none", "message": 'The host has no engine. lab.load("smollm2") loads one.'})
         else:
             row = self.history.add(vitals, engine)
-            self._tell(_facts(vitals, engine))
+            self._tell({**_facts(vitals, engine), "tiles": [tile.field for tile in shown(self.history)]})
             if not self._resting:
                 self.frame = row.astype("<f8").tobytes()
         if len(self.history) > 1 or engine is None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from power_lab.widgets.history import KEPT_NAMES, History
+from power_lab.widgets.history import KEPT_NAMES, OPTIONAL, History
 from power_lab.widgets.palette import MARKS
 from power_lab.widgets.picture import FAINT, image, line, path, svg, text
 from power_lab.widgets.text import nbytes
@@ -44,13 +44,11 @@ TILES = (
         "hit_rate", "cache hits", "share", "cached", "Prompt tokens that came from the cache, over the last second", 1.0
     ),
     Tile(
-        "graph_hit_rate", "graph hits", "share", "replay", "Steps that replayed a captured graph, of the last ones", 1.0
+        "graph_hit_rate", "graph hits", "share", "replay", "Steps that replayed a recorded graph, of the last ones", 1.0
     ),
     Tile("temperature_c", "temperature", "celsius", "rejected", "Of the device"),
     Tile("power_w", "power", "watt", "rejected", "Of the device"),
 )
-OPTIONAL = {"temperature_c", "power_w"}  # shown where they can be read
-_OF_GRAPHS = {"graph_hit_rate"}  # a CPU has none
 BARS = (
     (
         "Memory plan",
@@ -93,12 +91,14 @@ def page(facts: Mapping[str, Any], history: History) -> str:
         empty = f'<div class="pl-empty"><p><b>{title}</b></p><p class="pl-note">{note}</p></div>'
         return f'<div class="pl-watch">{_top(facts)}{empty}</div>'
     table = dict(zip(KEPT_NAMES, history.table.T, strict=True))
-    without = _OF_GRAPHS if str(facts.get("device")).startswith("cpu") else set()
-    without |= {name for name in OPTIONAL if np.isnan(table[name]).all()}
-    shown = [tile for tile in TILES if tile.field not in without]
-    tiles = "".join(_tile(tile, table[tile.field], table["at"]) for tile in shown)
+    tiles = "".join(_tile(tile, table[tile.field], table["at"]) for tile in shown(history))
     bars = "".join(_bar(title, unit, parts, table) for title, unit, parts in BARS)
     return f'<div class="pl-watch">{_top(facts)}<div class="pl-tiles">{tiles}</div><div class="pl-stacks">{bars}</div></div>'
+
+
+def shown(history: History) -> list[Tile]:
+    """The tiles of the engine that is kept: one loaded on another device may have others."""
+    return [tile for tile in TILES if tile.field not in OPTIONAL or tile.field in history.readable]
 
 
 def _top(facts: Mapping[str, Any]) -> str:

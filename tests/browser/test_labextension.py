@@ -186,6 +186,7 @@ def test_every_state_is_drawn_and_accessible(lab_page, played):
     seen("running", "tokens/s")
     assert panel.locator(".jp-PowerLab-big").first.inner_text() == "84"
     assert "84 tok/s" in status.inner_text()
+    assert panel.locator("dt", has_text="graph hits").count() == 2, "steps of CPUs are recorded and replayed, too"
     assert len(panel.locator(".jp-PowerLab-sparkLine").first.get_attribute("d")) > 500
     played.say("error", message="The engine host is of another version.", remedy="Run lab.replace_host().")
     seen("error", "The engine host is of another version.")

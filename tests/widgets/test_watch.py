@@ -9,6 +9,7 @@ import time
 import numpy as np
 import pytest
 from ipywidgets.widgets.widget import _instances
+from msgspec.structs import replace
 
 from power_lab.engine.vitals import EngineVitals
 from power_lab.errors import ConfigError, HostUnavailable
@@ -103,25 +104,39 @@ def test_the_static_view_stands_alone(view):
     for banned in ("<script", "<link", "href=", "@import", "onclick", "<svg"):
         assert banned not in html, banned
     assert html.count("<img") == html.count('src="data:image/svg+xml,')
-    assert html.count("<img") == 8  # a CPU has no graphs, and its temperature and power cannot be read here
+    assert html.count("<img") == 9  # the temperature and the power of a CPU cannot be read here
     assert "smollm2" in html
     assert view.summary() == "Watch smollm2: 10.0 tokens/s, 0 running, 0 waiting"
     assert len(html) < 40_000
 
 
-def test_graph_hits_are_told_of_devices_that_have_graphs():
-    """A CPU's replays are of recorded steps, which the panel does not tell of either."""
-    from msgspec.structs import replace
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_graph_hits_are_told_of_every_device(device):
+    """A CPU's steps are recorded once a shape and replayed, too; the memory plan and the inspector of shapes count these graphs."""
+    told = vitals(engines=(replace(vitals(graph_hit_rate=0.9).engines[0], device=device),))
+    history = History(4)
+    history.add(told, told.engines[0])
+    assert ">graph hits<" in watch_page.page(_facts(told, told.engines[0]), history)
+    assert "graph hits" in watch_page.picture(history)
+    assert history.column("graph_hit_rate").tolist() == [0.9]
 
-    cpu = vitals(graph_hit_rate=0.9)
-    gpu = vitals(engines=(replace(cpu.engines[0], device="cuda"),))
-    for told, shown in ((cpu, False), (gpu, True)):
-        history = History(4)
-        history.add(told, told.engines[0])
-        html = watch_page.page(_facts(told, told.engines[0]), history)
-        assert (">graph hits<" in html) == shown
-        assert ("graph hits" in watch_page.picture(history)) == shown
-        assert bool(np.isnan(history.column("graph_hit_rate")[0])) != shown
+
+def on_a_gpu(seq):
+    """A sample after the engine was loaded again on a device whose temperature and power can be read."""
+    engine = replace(vitals().engines[0], engine="two", device="cuda")
+    seen = vitals(seq, at=2000.0 + seq, engines=(engine,))
+    return replace(seen, device=replace(seen.device, name="H200", temperature_c=41.0, power_w=None if seq else 120.0))
+
+
+def test_the_tiles_are_those_of_the_engine_that_is_shown_now(view, source):
+    assert "temperature_c" not in view.facts["tiles"]
+    source.on_vitals(on_a_gpu(0))
+    assert {"temperature_c", "power_w", "graph_hit_rate"} <= set(view.facts["tiles"])
+    assert ">temperature<" in view.to_html()
+    source.on_vitals(on_a_gpu(1))
+    assert "power_w" in view.facts["tiles"], "a sensor that fails once keeps its tile"
+    source.on_vitals(vitals(9, at=3000.0))
+    assert "temperature_c" not in view.facts["tiles"], "loaded on the CPU again"
 
 
 def test_names_cannot_reach_the_page(view, source):

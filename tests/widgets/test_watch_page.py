@@ -12,7 +12,7 @@ from power_lab.widgets.watch import Watch
 from tests.pages import hydrate
 from tests.widgets.reports import vitals
 from tests.widgets.test_prefixes import Engine, forked
-from tests.widgets.test_watch import Source
+from tests.widgets.test_watch import Source, on_a_gpu
 
 FRAMES = """(rows) => { for (const row of rows) {
     traits.frame = new DataView(new Float64Array(row.map((x) => x ?? NaN)).buffer); model.fire('change:frame'); } }"""
@@ -44,6 +44,26 @@ def test_numbers_and_lines_follow_the_samples(page, watch):
     assert page.inner_text(".pl-status") == "Live"
     inked = "c => [...c.getContext('2d').getImageData(0, 0, c.width, c.height - 2).data].some(Boolean)"
     assert page.eval_on_selector("[data-field=tokens_per_s] canvas", inked)
+
+
+def test_an_engine_on_another_device_gets_its_tiles(page, watch):
+    """The page was made for a CPU; the engine is loaded again where temperature and power can be read."""
+    hydrate(page, watch)
+    page.evaluate(FRAMES, rows(watch, 2))
+    page.wait_for_selector("canvas")
+    assert page.locator("[data-field=temperature_c]").count() == 0
+    assert page.evaluate("model.sent.filter(one => one.kind === 'refresh').length") == 0
+    told = on_a_gpu(0)
+    watch._source.on_vitals(told)
+    page.evaluate("facts => { traits.facts = facts; model.fire('change:facts'); }", watch.facts)
+    frame = [None if x != x else float(x) for x in watch.history.table[-1]]
+    page.evaluate(FRAMES, [frame])
+    page.wait_for_function("model.sent.some(one => one.kind === 'refresh')")
+    page.evaluate(FRAMES, [frame])
+    page.evaluate("html => model.answer({ kind: 'body', html }, [])", watch.renew())
+    page.wait_for_selector("[data-field=temperature_c] canvas")
+    assert page.inner_text("[data-field=power_w] b") == "120 W"
+    assert page.evaluate("model.sent.filter(one => one.kind === 'refresh').length") == 1
 
 
 def test_silence_is_told_within_two_seconds(page, watch):

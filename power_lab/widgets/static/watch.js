@@ -30,7 +30,7 @@ function attach(root, model) {
   const fields = model.get("fields");
   const samples = []; // Float64Array each, oldest first
   const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
-  let heard = Date.now(), numbered = 0, planned = 0, inView = true, on = null, drawnAt = 0;
+  let heard = Date.now(), numbered = 0, planned = 0, renewed = 0, inView = true, on = null, drawnAt = 0;
 
   const bar = element("div", "pl-watching");
   const status = element("span", "pl-status", "Connecting");
@@ -109,11 +109,21 @@ function attach(root, model) {
     }
   };
 
+  /** Whether there is a tile to write into. A page made before there was a sample, or for a device with other sensors, is asked for anew. */
+  const tiled = () => {
+    const there = [...body.querySelectorAll(".pl-tile")].map((tile) => tile.dataset.field).join();
+    if (there !== (model.get("facts").tiles ?? []).join() && Date.now() - renewed > BEAT) {
+      renewed = Date.now();
+      send({ kind: "refresh" });
+    }
+    return there !== "";
+  };
+
   const draw = () => {
     planned = 0;
     if (!on || !samples.length) return;
     drawnAt = Date.now();
-    if (!body.querySelector(".pl-tile")) return send({ kind: "refresh" }); // it was made before there was a sample
+    if (!tiled()) return;
     const last = samples.at(-1);
     if (Date.now() - numbered >= NUMBERS) {
       numbered = Date.now();
