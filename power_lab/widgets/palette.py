@@ -185,7 +185,15 @@ PREFIXES: dict[str, Mark] = {
             "#cc8fbe",
             "dashed",
         ),
-        Mark("next", "evicted next", "Among the next eight to be evicted.", "↗", "#7a2404", "#f0844c", "dotted"),
+        Mark(
+            "next",
+            "evicted next",
+            "Among the next eight blocks that are taken: free ones go first.",
+            "↗",
+            "#7a2404",
+            "#f0844c",
+            "dotted",
+        ),
         Mark("served", "served", "Comes from the cache.", "●", "#00755a", "#46e0a8", "double"),
         Mark("computed", "computed", "Must be computed.", "", "#34393f", "#d8e0e8", "none"),
     )

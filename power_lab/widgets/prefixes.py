@@ -48,12 +48,14 @@ class Prefixes(View):
 
     Attributes:
         found: the latest answer to a prompt.
+        box: what the page's box says of it: prompt (text; "" where it was something else), cache_key, and whether it was taken as raw text.
     """
 
     _esm = script("view", "lookup")
 
     rows = "node"
     askable = traitlets.Bool(True).tag(sync=True)
+    box = traitlets.Dict().tag(sync=True)
 
     def __init__(self, read: Callable[[], PrefixTree], look: Lookup, live: bool = False) -> None:
         self._read, self._look = read, look
@@ -69,6 +71,8 @@ class Prefixes(View):
     def lookup(self, prompt: Prompt, *, chat: bool | None = None, cache_key: str = "") -> LookupReport:
         """Where a prompt would hit now, shown by the view from now on. Arguments and errors as of `lab.engine.lookup`."""
         self.found = self._look(prompt, chat=chat, cache_key=cache_key)
+        text = prompt if isinstance(prompt, str) and len(prompt) <= _LONGEST_PROMPT else ""
+        self.box = {"prompt": text, "cache_key": cache_key, "raw": chat is False}
         return self.found
 
     def asked(self, kind: str, content: dict[str, Any]) -> None:
@@ -186,17 +190,18 @@ def _number(value: float | None) -> float:
 def _body(tree: PrefixTree, found: str) -> str:
     if not tree.nodes:
         why = (
-            "A prompt leaves one for each 64 of its tokens, so run a longer one, for example "
+            f"A prompt leaves one for each {tree.block_tokens} of its tokens, so run a longer one, for example "
             '<code>lab.generate("The quick brown fox " * 40)</code>, and refresh.'
         )
         return f'<div class="pl-empty"><p><b>No prefix is cached yet.</b></p><p class="pl-note">{why}</p></div>{found}'
     lines = stretches(tree)
-    held = Counter(_state(node) for node in tree.nodes)
+    held = Counter(_state(tree, node) for node in tree.nodes)
     return _head(tree) + found + legend(PREFIXES, held) + _table(tree, lines) + _evictions(tree)
 
 
-def _state(node: PrefixNode) -> str:
-    return "held" if node.eviction < 0 else "next" if node.eviction < _NEXT else "kept"
+def _state(tree: PrefixTree, node: PrefixNode) -> str:
+    """Free blocks are taken before any is evicted: only what goes among the next few is marked as going."""
+    return "held" if node.eviction < 0 else "next" if tree.free_blocks + node.eviction < _NEXT else "kept"
 
 
 def _head(tree: PrefixTree) -> str:
@@ -235,20 +240,23 @@ def _table(tree: PrefixTree, lines: list[Stretch]) -> str:
     most = max((line.tokens_saved for line in lines), default=0)
     columns = (
         ("Prefix", "text of the blocks, below the prefix that they go on from", True),
-        ("Blocks", "blocks of 64 tokens, in order", True),
+        ("Blocks", f"blocks of {tree.block_tokens} tokens, in order", True),
         ("Hits", "requests that it served", False),
         ("Tokens saved", "prompt tokens that it served", False),
         ("Time saved", "by the engine's measured seconds a prompt token", False),
         ("Bytes", "of KV", False),
         ("Age", "since it was computed; and since it served last", False),
-        ("Evicted", "place in the order of eviction; a dash while a request holds it", False),
+        (
+            "Evicted",
+            "place in the order of eviction, which begins when no block is free; a dash while a request holds it",
+            False,
+        ),
     )
     head = "".join(
-        f'<th scope="col" title="{escape(title)}"{LEFT if left else ""}>{name}</th>'
-        for name, title, left in columns
+        f'<th scope="col" title="{escape(title)}"{LEFT if left else ""}>{name}</th>' for name, title, left in columns
     )
     namespaces = len({node.namespace for node in tree.nodes}) > 1
-    body = "".join(_line(line, most, namespaces) for line in lines[:_LISTED])
+    body = "".join(_line(tree, line, most, namespaces) for line in lines[:_LISTED])
     more = ""
     if len(lines) > _LISTED or tree.left_out:
         parts = (
@@ -264,18 +272,19 @@ def _table(tree: PrefixTree, lines: list[Stretch]) -> str:
     )
 
 
-def _line(line: Stretch, most: int, namespaces: bool) -> str:
+def _line(tree: PrefixTree, line: Stretch, most: int, namespaces: bool) -> str:
     piece = "".join(node.piece for node in line.nodes[:2])
     begin = line.alike - 4 if line.alike > 12 and line.alike < len(piece) else 0  # where it parts from its siblings
     name = ("…" if begin else "") + visible(piece[begin : begin + 44]) if piece else f"<i>{line.first.hash[:8]}</i>"
     if namespaces and not line.level:
         name = f"<b>{escape(line.first.namespace or 'default')}</b> {name}"
-    links = "".join(_link(node) for node in line.nodes[:_LINKS])
+    links = "".join(_link(tree, node) for node in line.nodes[:_LINKS])
     more = f"<small>and {len(line.nodes) - _LINKS:,} more</small>" if len(line.nodes) > _LINKS else ""
     age = ago(line.age_s) + ("" if line.last_hit_s is None else f" · {ago(line.last_hit_s)}")
     saved = "–" if line.seconds_saved is None or not line.hits else seconds(line.seconds_saved)
     bar = meter(line.tokens_saved / most, "served", 5) if line.tokens_saved else ""
-    eviction = "–" if line.eviction < 0 else "next" if line.eviction == 0 else f"{line.eviction + 1:,}."
+    first = line.eviction == 0 and not tree.free_blocks
+    eviction = "–" if line.eviction < 0 else "next" if first else f"{line.eviction + 1:,}."
     return (
         f'<tr><th scope="row" class="pl-left pl-piece" title="{escape(piece[:400])}"><span class="pl-lead">{line.lead}</span>{name}</th>'
         f'<td class="pl-left pl-links">{links}{more}</td><td>{line.hits or "–"}</td><td>{bar}{line.tokens_saved or "–"}</td>'
@@ -283,26 +292,29 @@ def _line(line: Stretch, most: int, namespaces: bool) -> str:
     )
 
 
-def _link(node: PrefixNode) -> str:
-    mark = PREFIXES[_state(node)]
+def _link(tree: PrefixTree, node: PrefixNode) -> str:
+    mark, begin = PREFIXES[_state(tree, node)], node.depth * tree.block_tokens
     facts = [
         f"{KINDS.get(node.kind, node.kind)} {node.block}: {mark.label}",
-        f"tokens {node.depth * 64:,} to {node.depth * 64 + max(0, len(node.tokens) - 1):,}"
-        if node.tokens
-        else f"{node.depth} before it",
+        f"tokens {begin:,} to {begin + max(0, len(node.tokens) - 1):,}" if node.tokens else f"{node.depth} before it",
         f"{count(node.hits, 'hit')}",
-        f"held by {count(node.refs, 'request')}" if node.refs else f"evicted as number {node.eviction + 1:,}",
+        f"held by {count(node.refs, 'request')}" if node.refs else _place(tree, node),
         f"hash {node.hash[:8]}",
     ]
     title = escape(" · ".join(facts))
     return f'<span class="pl-t pl-{mark.name}" style="{mark.inline()}" title="{title}">{mark.glyph}\u202f{node.block}</span> '
 
 
+def _place(tree: PrefixTree, node: PrefixNode) -> str:
+    free = f", after {count(tree.free_blocks, 'free block')}" if tree.free_blocks else ""
+    return f"evicted as number {node.eviction + 1:,}{free}"
+
+
 def _evictions(tree: PrefixTree) -> str:
     first = next_evictions(tree.nodes, _NEXT)
     if not first:
         return '<p class="pl-note">All blocks are held by requests: none can be evicted.</p>'
-    links = "".join(_link(node) for node in first)
+    links = "".join(_link(tree, node) for node in first)
     before = (
         f"after {count(tree.free_blocks, 'free block')} are used up"
         if tree.free_blocks

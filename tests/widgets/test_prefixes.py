@@ -81,6 +81,33 @@ def test_evictions_come_in_order():
     assert [one.block for one in next_evictions(forked().nodes, 3)] == [5, 3, 4]
 
 
+@pytest.mark.parametrize(("free", "marked", "told"), [(0, 3, "next"), (7, 1, "1."), (8, 0, "1."), (500, 0, "1.")])
+def test_what_goes_next_is_marked_only_where_free_blocks_do_not_go_first(engine, inspect, free, marked, told):
+    engine.tree = prefix_tree(*forked().nodes[3:], free_blocks=free)
+    html = inspect.prefixes().to_html()
+    table = html[: html.index("Next evictions")]
+    assert table.count(": evicted next") == marked
+    assert ("evicted next</" in html or "evicted next <" in html) == bool(marked), "the legend"
+    assert f"<td>{told}</td>" in table
+    assert (f"evicted as number 1, after {free} free block" in html) == bool(free)
+
+
+def test_blocks_are_as_long_as_the_engine_says(engine, inspect):
+    engine.tree = prefix_tree(node(1, depth=2, tokens=tuple(range(16))), block_tokens=16)
+    html = inspect.prefixes().to_html()
+    assert "tokens 32 to 47" in html
+    assert "blocks of 16 tokens" in html
+    engine.tree = prefix_tree(block_tokens=16)
+    assert "one for each 16 of its tokens" in inspect.prefixes().to_html()
+
+
+def test_the_box_says_what_was_looked_up(inspect):
+    view = inspect.prefixes("a prompt", chat=False, cache_key="x")
+    assert view.box == {"prompt": "a prompt", "cache_key": "x", "raw": True}
+    view.lookup([1, 2, 3])
+    assert view.box == {"prompt": "", "cache_key": "", "raw": False}, "ids are no text to edit"
+
+
 def test_the_tree_is_shown_and_safe(inspect):
     view = inspect.prefixes()
     html = view.to_html()
@@ -93,7 +120,7 @@ def test_the_tree_is_shown_and_safe(inspect):
 
 
 def test_another_kind_of_node_is_told_by_its_name(engine, inspect):
-    engine.tree = prefix_tree(node(1, kind="checkpoint"))
+    engine.tree = prefix_tree(node(1, kind="checkpoint"), free_blocks=0)
     assert "checkpoint 1: evicted next" in inspect.prefixes().to_html()
 
 

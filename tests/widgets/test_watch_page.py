@@ -125,3 +125,19 @@ def test_the_lookup_box_asks_and_shows(page):
     assert page.locator("form").count() == 0
     assert isinstance(view, Prefixes)
     inspect.close()
+
+
+def test_the_lookup_box_says_what_python_looked_up_and_never_takes_what_is_typed(page):
+    inspect = Inspect(Engine(forked()))
+    hydrate(page, inspect.prefixes("Once upon a time", chat=False, cache_key="tales"))
+    assert page.input_value("textarea") == "Once upon a time"
+    assert page.input_value("form input[type=text]") == "tales"
+    assert page.is_checked("form input[type=checkbox]")
+    other = "() => { traits.box = {prompt: 'Another', cache_key: '', raw: false}; model.fire('change:box'); }"
+    page.evaluate(other)
+    assert page.input_value("textarea") == "Another"
+    page.fill("textarea", "My own")
+    page.evaluate(other)
+    assert page.input_value("textarea") == "My own"
+    page.evaluate("stop()")
+    inspect.close()

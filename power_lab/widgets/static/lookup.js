@@ -25,6 +25,15 @@ extras.push((root, body, model, signal) => {
   form.dataset.lmSuppressShortcuts = "true"; // keys typed here are no commands of the notebook
   root.insertBefore(form, body);
 
+  const fill = () => {
+    const { prompt: text = "", cache_key = "", raw: flat = false } = model.get("box") ?? {};
+    if (form.contains(document.activeElement)) return; // never over what is being typed
+    prompt.value = text;
+    key.value = cache_key;
+    raw.checked = flat;
+  };
+  fill(); // a lookup made in Python stands in the box, too
+
   let waiting = 0;
   const ask = (event) => {
     event?.preventDefault();
@@ -51,9 +60,11 @@ extras.push((root, body, model, signal) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) ask(event);
   }, { signal });
   model.on("msg:custom", answer);
+  model.on("change:box", fill);
   signal.addEventListener("abort", () => {
     clearTimeout(waiting);
     model.off("msg:custom", answer);
+    model.off("change:box", fill);
     form.remove();
   });
 });
