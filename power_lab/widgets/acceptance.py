@@ -14,7 +14,7 @@ from power_lab.widgets.explorer import Choices
 from power_lab.widgets.palette import TOKENS, legend
 from power_lab.widgets.rounds_chart import course_chart, rounds_svg
 from power_lab.widgets.rounds_table import reasons, rounds_table
-from power_lab.widgets.text import count, percent, stat
+from power_lab.widgets.text import count, finished, percent, stat
 from power_lab.widgets.view import View, script
 
 if TYPE_CHECKING:
@@ -62,10 +62,12 @@ class Acceptance(View):
 
     def body(self) -> str:
         record = self.run.record
+        note = finished(record.id, record.finish)
         if not self.run.drafted:
-            return _empty(record) + self.choices.html()
+            return note + _empty(record) + self.choices.html()
         return (
-            _head(self.run)
+            note
+            + _head(self.run)
             + legend(TOKENS, _counts(record))
             + course_chart(record.rounds)
             + rounds_table(record, self._most)

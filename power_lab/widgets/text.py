@@ -57,6 +57,11 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
+def finished(run: int, finish: str) -> str:
+    """Says of a view that it shows a record and not an engine at work: why there is nothing to refresh."""
+    return f'<p class="pl-note pl-record">Record of run {run}, which has finished ({escape(finish)}): it does not change any more.</p>'
+
+
 def stat(value: str, label: str, title: str = "") -> str:
     """One figure with its label, for the head of an inspector."""
     hint = f' title="{escape(title)}"' if title else ""

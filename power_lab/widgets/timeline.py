@@ -15,7 +15,7 @@ from power_lab.widgets.figure import sideways, table
 from power_lab.widgets.lanes import MOST, lanes, lanes_html, lanes_svg
 from power_lab.widgets.moments import Axis, Moment, gaps, of_engine, of_run, typical
 from power_lab.widgets.palette import GRAPHS, PARTS, STEPS, legend
-from power_lab.widgets.text import count, percent, seconds, stat
+from power_lab.widgets.text import count, finished, percent, seconds, stat
 from power_lab.widgets.view import View, script
 
 if TYPE_CHECKING:
@@ -107,11 +107,19 @@ class Timeline(View):
         return lanes_svg(lanes(self._moments, axis), axis) if self._moments else ""
 
     def body(self) -> str:
+        note = finished(self._run.record.id, self._run.record.finish) if self._run is not None else ""
         if not self._moments:
-            return _EMPTY
+            return note + '<div class="pl-empty"><p><b>It took part in no step.</b></p></div>' if note else _EMPTY
         axis = self._axis()
         found = lanes(self._moments, axis)
-        return self._head() + self._legends() + lanes_html(found, axis) + self._notes(axis) + _longest(self._moments)
+        return (
+            note
+            + self._head()
+            + self._legends()
+            + lanes_html(found, axis)
+            + self._notes(axis)
+            + _longest(self._moments)
+        )
 
     def refresh(self) -> None:
         """Read the steps again. Raises PowerLabError when the engine is gone; the last ones stay."""
@@ -176,7 +184,7 @@ class Timeline(View):
         if axis.cuts:
             total = sum(high - low for low, high in axis.cuts)
             notes.append(f"Hatched: {count(len(axis.cuts), 'pause')}, {seconds(total)} in all, cut out of the axis.")
-        notes.append("Zoom, pan and point at steps: <code>.explore()</code>.")
+        notes.append("To point at single steps and to zoom into a box: <code>.explore()</code>.")
         return f'<p class="pl-note">{" ".join(notes)}</p>'
 
 

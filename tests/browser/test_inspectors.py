@@ -119,6 +119,12 @@ def test_the_timeline_is_zoomed_and_exported_as_a_chrome_trace(explored):
     narrow = lanes.evaluate("box => box.scrollWidth")
     output.get_by_role("button", name="Zoom in").click()
     assert lanes.evaluate("box => box.scrollWidth") > 1.5 * narrow
+    before, box = lanes.evaluate("box => box.scrollLeft"), lanes.bounding_box()
+    explored.page.mouse.move(box["x"] + 300, box["y"] + 20)
+    explored.page.mouse.down()
+    explored.page.mouse.move(box["x"] + 250, box["y"] + 20, steps=4)
+    explored.page.mouse.up()
+    assert abs(lanes.evaluate("box => box.scrollLeft") - before - 50) <= 1, "panned by dragging"
     output.get_by_role("button", name="Show all").click()
     assert lanes.evaluate("box => box.scrollWidth") == narrow
     with explored.page.expect_download() as saved:

@@ -93,6 +93,7 @@ def test_acceptance_shows_each_token_by_kind(inspect):
     assert f"{run.tokens_per_pass:.2f}" in html
     assert "no earlier match" in html
     assert "&lt;draft" in html  # a draft that was never emitted has its text too
+    assert f"Record of run {run.record.id}, which has finished ({run.finish}): it does not change any more." in html
 
 
 def test_views_are_self_contained(inspect):

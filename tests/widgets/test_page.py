@@ -205,6 +205,29 @@ def test_a_timeline_zooms_and_pans_by_keys_buttons_and_wheel(page, inspect):
     assert page.evaluate(wide) == pytest.approx(before)
 
 
+def test_a_timeline_is_panned_by_dragging(page, inspect):
+    hydrate(page, inspect.timeline(Run(run_record(60))))
+    left = "document.querySelector('.pl-lanes').scrollLeft"
+    for _ in range(2):
+        page.get_by_role("button", name="Zoom in").click()
+    at, box = page.evaluate(left), page.locator(".pl-lanes").bounding_box()
+    x, y = box["x"] + box["width"] / 2, page.locator(".pl-lane img").first.bounding_box()["y"] + 5
+    page.mouse.move(x, y)
+    page.mouse.down()
+    page.mouse.move(x + 2, y)
+    assert page.evaluate(left) == at, "a click that trembles"
+    page.mouse.move(x - 60, y, steps=3)
+    assert page.evaluate(left) == pytest.approx(at + 60, abs=1)
+    assert page.locator(".pl-panning").count() == 1
+    page.mouse.move(x + 40, box["y"] + box["height"] + 30, steps=3)  # also where the pointer has left the box
+    assert page.evaluate(left) == pytest.approx(at - 40, abs=1)
+    page.mouse.up()
+    assert page.locator(".pl-panning").count() == 0
+    assert page.evaluate("getSelection().toString()") == ""
+    page.mouse.move(x, y)
+    assert page.evaluate(left) == pytest.approx(at - 40, abs=1), "it is let go"
+
+
 def test_a_lens_walks_by_buttons_and_its_content_is_replaced(page):
     view = Lens(answer, RUN)
     hydrate(page, view)

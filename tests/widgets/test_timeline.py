@@ -7,6 +7,7 @@ import math
 from itertools import pairwise
 
 import jsonschema
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
@@ -228,6 +229,16 @@ def test_a_refresh_reads_again_and_a_gone_engine_keeps_the_last_picture(monkeypa
     assert len(view.moments) == 4
     assert not Timeline(run=Run(run_record(5))).refreshable
     view.close()
+
+
+def test_a_runs_timeline_says_that_it_is_a_finished_record() -> None:
+    record = run_record(20)
+    told = f"Record of run {record.id}, which has finished ({record.finish})"
+    assert told in Timeline(run=Run(record)).to_html()
+    assert "Record of run" not in Timeline(lambda: STEPS).to_html()
+    unbegun = msgspec.structs.replace(record, steps=(), rounds=(), finish="cancelled")
+    html = Timeline(run=Run(unbegun)).to_html()
+    assert "which has finished (cancelled)" in html and "took part in no step" in html and "refresh" not in html
 
 
 def test_the_longest_steps_are_listed() -> None:

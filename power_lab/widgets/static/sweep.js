@@ -60,7 +60,7 @@ extras.push((root, body, model, signal) => {
     title.focus({ preventScroll: true });
     panel.scrollIntoView({ block: "nearest" });
   };
-    const mark = (point) => {
+  const mark = (point) => {
     body.querySelectorAll(".pl-spot").forEach((spot) => spot.setAttribute("aria-pressed", +spot.dataset.point === point));
     body.querySelectorAll("tr.pl-opened").forEach((row) => row.classList.remove("pl-opened"));
     body.querySelector(`td.pl-number[data-point="${point}"]`)?.parentElement.classList.add("pl-opened");

@@ -1,4 +1,21 @@
-/** Zoom of lanes that are drawn along time: buttons, + - 0 in the box, Ctrl with the wheel; panning is the box's own scrolling. */
+/** Zoom of lanes that are drawn along time: buttons, + - 0 in the box, Ctrl with the wheel. Panning is the box's own scrolling, and dragging. */
+function pan(box, signal) {
+  const on = (name, act) => box.addEventListener(name, act, { signal });
+  const end = () => box.classList.remove("pl-panning");
+  let from = null; // where the mouse was pressed, along the content
+  on("pointerdown", (event) => (from = event.pointerType === "mouse" ? box.scrollLeft + event.clientX : null));
+  on("pointermove", (event) => {
+    if (from === null || event.buttons !== 1) return end();
+    const left = from - event.clientX;
+    if (!box.matches(".pl-panning") && Math.abs(left - box.scrollLeft) < 4) return; // a click that trembles
+    box.setPointerCapture(event.pointerId);
+    box.classList.add("pl-panning");
+    box.scrollLeft = left;
+  });
+  on("pointerup", end);
+  on("dragstart", (event) => event.preventDefault()); // or the browser carries a lane's picture away
+}
+
 dressings.push((body, model, signal) => {
   const box = body.querySelector(".pl-lanes");
   if (!box) return;
@@ -9,6 +26,7 @@ dressings.push((body, model, signal) => {
     factor = Math.min(64, Math.max(1, next));
     const at = (box.scrollLeft + x) * (factor / old) - x;
     box.style.setProperty("--pl-zoom", factor);
+    box.classList.toggle("pl-pan", box.scrollWidth > box.clientWidth);
     box.scrollLeft = at;
   };
   const steps = { "+": ["Zoom in", 2], "−": ["Zoom out", 0.5], Fit: ["Show all", 0] };
@@ -20,7 +38,9 @@ dressings.push((body, model, signal) => {
     button.addEventListener("click", () => set(factor * by), { signal });
     bar.append(button);
   }
+  bar.append(element("span", "pl-n", "drag to pan, Ctrl + wheel to zoom"));
   box.before(bar);
+  pan(box, signal);
   box.addEventListener("keydown", (event) => {
     const by = { "+": 2, "=": 2, "-": 0.5, 0: 0 }[event.key];
     if (by === undefined || event.ctrlKey || event.metaKey || event.altKey) return;
@@ -35,6 +55,7 @@ dressings.push((body, model, signal) => {
   }, { signal, passive: false });
   signal.addEventListener("abort", () => {
     bar.remove();
+    box.classList.remove("pl-pan");
     box.style.removeProperty("--pl-zoom");
   });
 });
