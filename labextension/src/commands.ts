@@ -8,6 +8,7 @@ import type { ReadonlyPartialJSONObject } from '@lumino/coreutils';
 import { RequestFailed } from './feed.js';
 import { clientName } from './format.js';
 import { logoIcon, markIcon, tourIcon } from './icons.js';
+import { translateMenu } from './menu.js';
 import { Command, KERNEL } from './names.js';
 import { begin } from './starter.js';
 import { IPowerClient } from './tokens.js';
@@ -63,7 +64,6 @@ class Actions {
 
   private async _confirm(action: Action, engines: IEngine[]): Promise<boolean> {
     const { trans } = this;
-    const name = engines.length === 1 ? engines[0]!.model : trans.__('%1 engines', engines.length);
     const runs = engines.reduce((sum, engine) => sum + engine.running + engine.waiting, 0);
     const users = [...new Set(engines.flatMap(engine => engine.clients))];
     const sentences = {
@@ -78,8 +78,10 @@ class Actions {
       sentences.push(trans.__('In use by %1.', users.map(clientName).join(', ')));
     }
     const verb = { stop: trans.__('Stop'), unload: trans.__('Unload'), restart: trans.__('Restart') }[action];
+    const model = engines[0]!.model;
+    const one = { stop: trans.__('Stop %1?', model), unload: trans.__('Unload %1?', model), restart: trans.__('Restart %1?', model) }[action];
     const answer = await showDialog({
-      title: trans.__('%1 %2?', verb, name),
+      title: engines.length === 1 ? one : trans._n('Stop %1 engine?', 'Stop %1 engines?', engines.length), // no other action has several
       body: sentences.join(' '),
       buttons: [Dialog.cancelButton({ label: trans.__('Cancel') }), Dialog.warnButton({ label: verb })]
     });
@@ -187,6 +189,7 @@ export const commandsPlugin: JupyterFrontEndPlugin<void> = {
       describedBy: NO_ARGUMENTS,
       execute: () => openTour(app, trans)
     });
+    void translateMenu(app, trans);
     const category = trans.__('Power Lab');
     for (const command of Object.values(Command)) {
       palette?.addItem({ command, category, args: { isPalette: true } });

@@ -37,22 +37,22 @@ export function EngineCard(props: IEngineProps): JSX.Element {
       {loading ? <Loading engine={engine} trans={trans} /> : <Figures {...props} />}
       <Users engine={engine} trans={trans} />
       <footer className="jp-PowerLab-actions">
-        <ActionButton {...props} action="stop" name={trans.__('Stop')} disabled={engine.running + engine.waiting === 0} title={trans.__('End the runs in flight; the model stays loaded')} />
-        <ActionButton {...props} action="unload" name={trans.__('Unload')} disabled={false} title={trans.__('Close this engine and free its memory')} />
-        <ActionButton {...props} action="restart" name={trans.__('Restart')} disabled={loading} title={trans.__('Close this engine and load it again')} />
+        <ActionButton {...props} action="stop" name={trans.__('Stop')} label={trans.__('Stop %1', engine.model)} disabled={engine.running + engine.waiting === 0} title={trans.__('End the runs in flight; the model stays loaded')} />
+        <ActionButton {...props} action="unload" name={trans.__('Unload')} label={trans.__('Unload %1', engine.model)} disabled={false} title={trans.__('Close this engine and free its memory')} />
+        <ActionButton {...props} action="restart" name={trans.__('Restart')} label={trans.__('Restart %1', engine.model)} disabled={loading} title={trans.__('Close this engine and load it again')} />
       </footer>
     </article>
   );
 }
 
-function ActionButton(props: IEngineProps & { action: Action; name: string; disabled: boolean; title: string }): JSX.Element {
+function ActionButton(props: IEngineProps & { action: Action; name: string; label: string; disabled: boolean; title: string }): JSX.Element {
   return (
     <button
       type="button"
       className="jp-PowerLab-button"
       disabled={props.disabled || !props.reachable}
       title={props.title}
-      aria-label={props.trans.__('%1 %2', props.name, props.engine.model)}
+      aria-label={props.label}
       onClick={() => props.act(props.action, props.engine)}
     >
       {props.name}
@@ -152,9 +152,7 @@ function Users(props: { engine: IEngine; trans: TranslationBundle }): JSX.Elemen
   return (
     <div className="jp-PowerLab-users">
       {names ? (
-        <p title={paths}>
-          <span className="jp-PowerLab-quiet">{trans.__('Used by')}</span> {names}
-        </p>
+        <p title={paths}>{trans.__('Used by %1', names)}</p>
       ) : (
         <p className="jp-PowerLab-quiet">
           {ends === null ? trans.__('Used by no notebook') : trans.__('Used by no notebook; closes in %1', duration(ends))}

@@ -88,9 +88,9 @@ function settings(engine: Fields, sampling: Fields, words: IWords): IFact[] {
 
 function figures(observed: Fields, prompt: Fields, output: Fields, words: IWords): IFact[] {
   const [tokens, drafted, decode] = [number(output['tokens']), number(observed['drafted']), number(observed['decode_s'])];
-  const cached = number(observed['cached']);
+  const [asked, cached] = [count(number(prompt['tokens'])), number(observed['cached'])];
   return facts([
-    [words.__('prompt tokens'), count(number(prompt['tokens'])) + (cached ? words.__(' (%1 from the cache)', count(cached)) : '')],
+    [words.__('prompt tokens'), cached ? words.__('%1 (%2 from the cache)', asked, count(cached)) : asked],
     [words.__('output tokens'), count(tokens)],
     [words.__('ended'), output['finish']],
     [words.__('drafts accepted'), drafted ? words.__('%1 of %2', count(number(observed['accepted'])), count(drafted)) : ''],
