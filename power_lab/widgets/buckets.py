@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from power_lab.engine.bucket_report import commonest
-from power_lab.engine.planner import PADDED_ROWS, CostCurve, plan_buckets
+from power_lab.engine.planner import PADDED_ROWS, BucketUse, CostCurve, plan_buckets
 from power_lab.engine.shapes import Coverage
 from power_lab.engine.vitals import BucketReport, ShapesReport
 from power_lab.widgets.figure import LEFT, meter, sideways
@@ -78,23 +78,29 @@ def _choices(planned: BucketReport, demand: Mapping[int, int]) -> str:
     """What fewer or more buckets would pad and cost: the trade between captures and waste."""
     curve, present = CostCurve(planned.costs) if planned.costs else PADDED_ROWS, Coverage(planned.declared)
     real = sum(rows * steps for rows, steps in demand.items())
+
+    def line(name: str, buckets: Sequence[int], uses: Sequence[BucketUse], cost: float) -> str:
+        padding = sum(use.padding_rows for use in uses)
+        bar = meter(padding / (real + padding), "padding", 10) if padding else ""
+        time = f"<td>{seconds(cost)}</td>" if planned.costs else ""
+        return (
+            f"<tr><td>{len(buckets):,}{name}</td><td>{bar}{percent(padding, real + padding)}</td>"
+            f'<td>{padding:,}</td>{time}<td class="pl-left pl-wrap">{_listed(buckets)}</td></tr>'
+        )
+
     lines, before = [], 0
     for most in sorted({*_CHOICES, len(planned.buckets)}):
         plan = plan_buckets(demand, most, present, curve)
         if len(plan.buckets) == before:
             break
         before = len(plan.buckets)
-        padding = sum(use.padding_rows for use in plan.uses)
-        bar = meter(padding / (real + padding), "padding", 10) if padding else ""
-        time = f"<td>{seconds(plan.cost)}</td>" if planned.costs else ""
-        number = f"{before:,} (better)" if plan.buckets == planned.buckets else f"{before:,}"
-        lines.append(
-            f"<tr><td>{number}</td><td>{bar}{percent(padding, real + padding)}</td>"
-            f'<td>{padding:,}</td>{time}<td class="pl-left pl-wrap">{_listed(plan.buckets)}</td></tr>'
-        )
+        name = " (better)" if plan.buckets == planned.buckets else ""
+        lines.append(line(name, plan.buckets, plan.uses, plan.cost))
+    now = plan_buckets(demand, 1, present, curve)
+    lines.insert(0, line(" (declared)", planned.declared, now.present_uses, now.present_cost))
     names = ("Buckets", "Padding", "Rows padded", *(("Time of the steps",) if planned.costs else ()))
     head = "".join(f'<th scope="col">{name}</th>' for name in names)
-    head = f'<thead><tr>{head}<th scope="col"{LEFT}>Best placed at</th></tr></thead>'
+    head = f'<thead><tr>{head}<th scope="col"{LEFT}>Placed at</th></tr></thead>'
     table = f'<table class="pl-lesson pl-options">{head}<tbody>{"".join(lines)}</tbody></table>'
     return sideways(table, "Sets of buckets")
 

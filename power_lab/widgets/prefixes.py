@@ -48,7 +48,7 @@ class Prefixes(View):
 
     Attributes:
         found: the latest answer to a prompt.
-        box: what the page's box says of it: prompt (text; "" where it was something else), cache_key, and whether it was taken as raw text.
+        box: what the page's box says of it: prompt (text; "" and a note where it was something else), cache_key, whether it was raw text.
     """
 
     _esm = script("view", "lookup")
@@ -72,7 +72,7 @@ class Prefixes(View):
         """Where a prompt would hit now, shown by the view from now on. Arguments and errors as of `lab.engine.lookup`."""
         self.found = self._look(prompt, chat=chat, cache_key=cache_key)
         text = prompt if isinstance(prompt, str) and len(prompt) <= _LONGEST_PROMPT else ""
-        self.box = {"prompt": text, "cache_key": cache_key, "raw": chat is False}
+        self.box = {"prompt": text, "note": "" if text else _told(prompt), "cache_key": cache_key, "raw": chat is False}
         return self.found
 
     def asked(self, kind: str, content: dict[str, Any]) -> None:
@@ -181,6 +181,14 @@ _COLUMNS: dict[str, tuple[Any, str, str]] = {
     "eviction": (np.int64, "1", "place in the order of eviction, -1 while it is held"),
     "nbytes": (np.int64, "byte", "over all layers"),
 }
+
+
+def _told(prompt: Prompt) -> str:
+    """What was looked up, where no box of text can hold it."""
+    if isinstance(prompt, str):
+        return "a text too long for this box"
+    messages = bool(prompt) and not isinstance(prompt[0], int)
+    return f"a conversation of {count(len(prompt), 'message')}" if messages else count(len(prompt), "token id")
 
 
 def _number(value: float | None) -> float:

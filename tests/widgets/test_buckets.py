@@ -69,3 +69,5 @@ def test_the_better_set_is_the_tables_row_of_its_size(costs):
     assert f'Better</th><td class="pl-left pl-wrap">{listed}</td>' in html
     assert ("fewest rows are padded" if costs is None else "least time") in html
     assert ("Time of the steps" in html) == (costs is not None)
+    (now,) = re.findall(r"<tr><td>2 \(declared\)</td>.*?</tr>", html)
+    assert f"<td>{plan.declared_padding_rows}</td>" in now and now.endswith("2, 6</td></tr>")

@@ -103,9 +103,13 @@ def test_blocks_are_as_long_as_the_engine_says(engine, inspect):
 
 def test_the_box_says_what_was_looked_up(inspect):
     view = inspect.prefixes("a prompt", chat=False, cache_key="x")
-    assert view.box == {"prompt": "a prompt", "cache_key": "x", "raw": True}
+    assert view.box == {"prompt": "a prompt", "note": "", "cache_key": "x", "raw": True}
     view.lookup([1, 2, 3])
-    assert view.box == {"prompt": "", "cache_key": "", "raw": False}, "ids are no text to edit"
+    assert view.box == {"prompt": "", "note": "3 token ids", "cache_key": "", "raw": False}, "ids are no text to edit"
+    view.lookup([{"role": "user", "content": "Hello"}])
+    assert view.box["note"] == "a conversation of 1 message"
+    view.lookup("x" * (2 << 20))
+    assert view.box["note"] == "a text too long for this box"
 
 
 def test_the_tree_is_shown_and_safe(inspect):

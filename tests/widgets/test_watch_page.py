@@ -134,6 +134,8 @@ def test_the_lookup_box_says_what_python_looked_up_and_never_takes_what_is_typed
     assert page.input_value("form input[type=text]") == "tales"
     assert page.is_checked("form input[type=checkbox]")
     other = "() => { traits.box = {prompt: 'Another', cache_key: '', raw: false}; model.fire('change:box'); }"
+    page.evaluate("() => { traits.box = {prompt: '', note: '3 token ids'}; model.fire('change:box'); }")
+    assert page.get_attribute("textarea", "placeholder").startswith("Below: 3 token ids, looked up in Python.")
     page.evaluate(other)
     assert page.input_value("textarea") == "Another"
     page.fill("textarea", "My own")

@@ -10,7 +10,7 @@ extras.push((root, body, model, signal) => {
   };
   const prompt = label("Where would this prompt hit?", element("textarea", ""), "pl-prompt");
   prompt.rows = 2;
-  prompt.placeholder = "Type or paste a prompt; Ctrl+Enter looks it up";
+  const hint = "Type or paste a prompt; Ctrl+Enter looks it up";
   const key = label("cache_key", element("input", ""), "");
   key.type = "text";
   key.placeholder = "default";
@@ -26,7 +26,8 @@ extras.push((root, body, model, signal) => {
   root.insertBefore(form, body);
 
   const fill = () => {
-    const { prompt: text = "", cache_key = "", raw: flat = false } = model.get("box") ?? {};
+    const { prompt: text = "", note = "", cache_key = "", raw: flat = false } = model.get("box") ?? {};
+    prompt.placeholder = note ? `Below: ${note}, looked up in Python. ${hint}` : hint;
     if (form.contains(document.activeElement)) return; // never over what is being typed
     prompt.value = text;
     key.value = cache_key;
