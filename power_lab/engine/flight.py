@@ -9,6 +9,7 @@ from power_lab.engine.live import Live, Verdict
 from power_lab.engine.plan import StepPlan
 from power_lab.engine.runner import Launched, Sampled
 from power_lab.engine.scheduler import Outcome
+from power_lab.engine.speculation.rollback import Replayed
 from power_lab.engine.speculation.transaction import Proposal
 from power_lab.engine.trace import Round, Step
 
@@ -23,7 +24,7 @@ class Flight:
         load: requests and blocks after its planning. begun: when that was, monotonic seconds.
 
     Attributes:
-        launched: the step on the device, once it is there.
+        launched: the step on the device, once it is there. replays: what was run again before it, by request.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class Flight:
         self.load = load
         self.begun = begun
         self.launched: Launched | None = None
+        self.replays: dict[int, Replayed] = {}
 
     def events(
         self,
@@ -57,5 +59,6 @@ class Flight:
             outcome, since = decided[0], live.since(now)
             asked = live.request.params.logprobs is not None  # a neighbour may have asked alone
             logprobs = sampled.logprobs[first : first + len(outcome.emitted)] if asked and sampled.logprobs else []
-            round_ = views.round_of(facts, span, outcome, self.proposals.get(span.request_id), since, logprobs)
+            proposal, replayed = self.proposals.get(span.request_id), self.replays.get(span.request_id)
+            round_ = views.round_of(facts, span, outcome, proposal, since, logprobs, replayed)
             yield live, decided, round_, facts.step_of(span, since)
