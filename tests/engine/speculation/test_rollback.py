@@ -481,7 +481,8 @@ def test_an_engine_brings_back_whatever_it_keeps_and_counts_its_replays(
     prompts = [prompt_of(at, 70 + 20 * at) for at in range(3)]
     alone = drafters.engine(drafters.mtp_drafter(tiny.Shape(layers=1), numba_ops(2)), **settings)
     want = [ticket.result() for ticket in [alone.submit(prompt, params) for prompt in prompts]]
-    assert not Metrics.of(want).replays
+    told = {decision.key: decision for decision in alone.explain()}["rollback"]
+    assert not Metrics.of(want).replays and told.value == "cursor" and "what mtp keeps" in told.reason
 
     ops = behind(numba_ops(2)) if late else numba_ops(2)
     engine = drafters.engine(drafters.mtp_drafter(tiny.Shape(layers=1), ops), **settings)
