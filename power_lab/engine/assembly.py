@@ -95,7 +95,7 @@ def assemble(config: EngineConfig, loaded: Loaded, clock: Callable[[], float], o
     scheduler = Scheduler(BlockPool(pool.pages, clock), limits, root, reuse=config.prefix_cache)
     kept = [Cursor("the target's KV")]
     if companion is not None:
-        kept.append(Cursor(f"what {' and '.join(companion.serves)} keeps in the target's pages"))
+        kept.append(Cursor(f"the trained drafter's in the same pages ({', '.join(companion.serves)})"))
     if draft is not None:
         kept.append(Cursor("the draft model's KV"))
     rollback = Rollback(kept, clock)

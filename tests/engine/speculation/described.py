@@ -1,6 +1,6 @@
-"""What block drafters should draft, by others' code and words: the trunk is transformers' DFlash class (`MuseGlimmerAssistantModel`), and what no
-library has (DFlash2's filters and walk, DSpark's Markov and confidence heads) is written down here from its description, row by row in NumPy.
-Nothing here is ours but the names of an artifact's tensors.
+"""What block drafters should draft, by others' code and words: the trunk is transformers' DFlash class (`MuseGlimmerAssistantModel`), and
+what no library has (DFlash2's filters and walk, DSpark's Markov and confidence heads) is written down here from its description, row by row
+in NumPy. Nothing here is ours but the names of an artifact's tensors.
 """
 
 from __future__ import annotations

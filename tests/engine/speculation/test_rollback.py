@@ -477,12 +477,13 @@ def test_an_engine_brings_back_whatever_it_keeps_and_counts_its_replays(
 ) -> None:  # fmt: skip
     """Several requests, chunked prompts, a pool that preempts; of a late device, drafts that could be made on it."""
     settings = {"kv_tokens": 320, "step_tokens": 64, "max_batch": 3, "context": 192}
-    params = SamplingParams(max_tokens=60, speculate="mtp", width=7, controller="fixed", seed=4, ignore_eos=True)
+    speculate = "mtp" if late else "ngram"
+    params = SamplingParams(max_tokens=60, speculate=speculate, width=7, controller="fixed", seed=4, ignore_eos=True)
     prompts = [prompt_of(at, 70 + 20 * at) for at in range(3)]
     alone = drafters.engine(drafters.mtp_drafter(tiny.Shape(layers=1), numba_ops(2)), **settings)
     want = [ticket.result() for ticket in [alone.submit(prompt, params) for prompt in prompts]]
     told = {decision.key: decision for decision in alone.explain()}["rollback"]
-    assert not Metrics.of(want).replays and told.value == "cursor" and "what mtp keeps" in told.reason
+    assert not Metrics.of(want).replays and told.value == "cursor" and "in the same pages (hybrid, mtp)" in told.reason
 
     ops = behind(numba_ops(2)) if late else numba_ops(2)
     engine = drafters.engine(drafters.mtp_drafter(tiny.Shape(layers=1), ops), **settings)
@@ -499,7 +500,7 @@ def test_an_engine_brings_back_whatever_it_keeps_and_counts_its_replays(
     rounds = [round_ for record in records for round_ in record.rounds]
     refused = sum(len(round_.rejected) > 0 for round_ in rounds)
     came = Metrics.of(records)
-    assert refused > 5 and came.replays == sum(round_.replays for round_ in rounds)
+    assert refused > 5 and (late or came.accepted > 5) and came.replays == sum(round_.replays for round_ in rounds)
     assert all((round_.replay_s > 0) == (round_.replays > 0) for round_ in rounds)
     ran = sum(len(state.replays) for state in states)
     if kinds == (Checkpointed,):
