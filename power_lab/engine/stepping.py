@@ -152,7 +152,7 @@ class Stepper:
             self._flights.append(flight)
         for live in lives:
             live.begin_step(flight.begun)
-        flight.replays = self._rollback.begin(plan, flight.requests)
+        flight.replay_s = self._rollback.begin(plan, flight.requests)
         drafter = None if resumption is None else resumption.drafter
         flight.launched = self._runner.launch(plan, flight.requests, drafter)
         return True
@@ -239,7 +239,7 @@ class Stepper:
         assert flight.launched is not None
         shape, drafts = flight.launched.shape, any(span.drafts for span in flight.plan.spans)
         resumed = isinstance(shape, ResumedShape)
-        own = seconds - sum(replay.seconds for replay in flight.replays.values()) if flight.replays else seconds
+        own = seconds - flight.replay_s
         if not (drafts and resumed):
             self._costs.add_step(shape, shape.rows, own)
         if resumed or not drafts:
@@ -265,7 +265,7 @@ class Stepper:
         now, (commit_s, wall) = self._clock(), seconds
         self.totals.count(flight.plan, [verdict[0] for verdict in verdicts if verdict is not None], now)
         times, step = (sampled.forward_s, sampled.sample_s, commit_s), None
-        for live, (_, verdict), round_, step in flight.events(sampled, verdicts, times, wall, now):
+        for live, (_, verdict), round_, step in flight.events(sampled, verdicts, times, wall, now, self._rollback.told):
             live.accept(verdict, round_, step, now)
             self.totals.count_speculation(live.request.params.speculate, step, round_)
         self.monitor.add(flight, sampled, step, self.totals, self._committed)

@@ -42,7 +42,7 @@ class Round(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         reachable: how many of `emitted` are in the drafter's part of the vocabulary, -1 where it has all of it or was not asked.
         resumed: whether its drafts were made on the device, as a part of the step: what that took is in `forward_s`. light: whether no
             network took part in that.
-        replays, replay_s: passes that were run again before this one to bring state to its committed length, and their time.
+        replays, replay_s: passes that were run again since the last round to bring state to its committed length, and their time.
     """
 
     step: int

@@ -69,10 +69,10 @@ class State(Protocol):
 
 
 class Replayed(msgspec.Struct, frozen=True, gc=False):
-    """What was run again for one request before a step: passes, and their seconds."""
+    """What was run again for one request: passes, and their seconds."""
 
-    passes: int
-    seconds: float
+    passes: int = 0
+    seconds: float = 0.0
 
 
 class Rollback:
@@ -94,6 +94,7 @@ class Rollback:
         self._clock = clock
         # Of each request, by state: the length that it is at, or -1 - n while it may be anywhere and lengths up to n can be trusted.
         self._at: dict[int, list[int]] = {}
+        self._untold: dict[int, Replayed] = {}
 
     @property
     def depth(self) -> int | None:
@@ -109,20 +110,21 @@ class Rollback:
         value = "cursor, then snapshots, then replay" if self.states else "cursor"
         return Decision(key="rollback", value=value, owner="model", reason="; ".join([*cursors, *kept]))
 
-    def begin(self, plan: StepPlan, requests: Mapping[int, Request]) -> dict[int, Replayed]:
-        """Make ready for a step's rows, and run again what is owed; returns that, by request. Where it raises, `abort` the plan."""
-        replays: dict[int, Replayed] = {}
+    def begin(self, plan: StepPlan, requests: Mapping[int, Request]) -> float:
+        """Make ready for a step's rows, and run again what is owed; returns the seconds of that. Where it raises, `abort` the plan."""
+        seconds = 0.0
         for span in plan.spans if self.states else ():
             request, at = requests[span.request_id], self._at.setdefault(span.request_id, [0] * len(self.states))
-            passes, start = 0, self._clock()
             for index, state in enumerate(self.states):
-                passes += self._catch_up(index, request, span.start)
+                seconds += self._catch_up(index, request, span.start)
                 at[index] = -1 - span.start
                 state.begin(span.request_id, span.start, span.rows, span.drafts)
                 at[index] = span.start + span.rows
-            if passes:
-                replays[span.request_id] = Replayed(passes, self._clock() - start)
-        return replays
+        return seconds
+
+    def told(self, request_id: int) -> Replayed | None:
+        """What was run again for a request since this was last asked; None where that is nothing."""
+        return self._untold.pop(request_id, None)
 
     def restore(self, plan: StepPlan, outcomes: Sequence[Outcome | None]) -> None:
         """Bring all to what a step is about to be committed as; None is a span that nobody awaits. Where it raises, `abort` the plan, and
@@ -140,23 +142,27 @@ class Rollback:
 
     def end(self, request_id: int) -> None:
         """A request is over."""
+        self._untold.pop(request_id, None)
         if self._at.pop(request_id, None) is not None:
             for state in self.states:
                 with suppress(Exception):  # as for drafters: the request is over all the same
                     state.end(request_id)
 
-    def _catch_up(self, index: int, request: Request, length: int) -> int:
-        """Bring one state to where its next rows begin; returns how many passes that took."""
+    def _catch_up(self, index: int, request: Request, length: int) -> float:
+        """Bring one state to where its next rows begin; returns the seconds of what is run again for that."""
         state, at = self.states[index], self._at[request.id]
         if not 0 <= at[index] <= length:  # preempted since, or what brought it back has failed
             self._to(index, request.id, length)
         if (start := at[index]) == length:
-            return 0
+            return 0.0
+        begun = self._clock()
         at[index] = -1 - start
         state.begin(request.id, start, length - start, 0)
         state.replay(request.id, start, request.tokens[start:length])
         at[index] = length
-        return 1
+        seconds, before = self._clock() - begun, self._untold.get(request.id, Replayed())
+        self._untold[request.id] = Replayed(before.passes + 1, before.seconds + seconds)
+        return seconds
 
     def _back(self, request_id: int, length: int, *, suppressed: bool = False) -> None:
         for index in range(len(self.states)) if request_id in self._at else ():
