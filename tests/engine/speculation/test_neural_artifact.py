@@ -168,10 +168,7 @@ def test_auto_takes_what_the_engine_has_and_the_record_says_what(numba_ops: Call
     for loaded, name in (
         (tiny.loaded(TARGET, numba_ops(2)), "ngram"),
         (drafters.block_drafter(TARGET, numba_ops(2)), "hybrid"),
-        (
-            drafters.block_drafter(TARGET, numba_ops(2), said=120, **drafters.FILTERS),
-            "dflash2",
-        ),  # its walk is on the host
+        (drafters.block_drafter(TARGET, numba_ops(2), said=120, **drafters.FILTERS), "dflash2"),  # its walk is on the host
     ):
         lab = drafters.engine(loaded)
         record = lab.submit([1, 2, 3], auto).result()
