@@ -19,7 +19,9 @@ from power_lab.engine.speculation.drafters import make as make_drafter
 from power_lab.engine.speculation.drafters.model import ModelDrafter
 from power_lab.engine.speculation.drafters.neural import Companion, Room, hybrid
 from power_lab.engine.speculation.drafters.neural.choice import remedy
+from power_lab.engine.speculation.rollback import Cursor, Rollback
 from power_lab.engine.speculation.transaction import Proposer
+from power_lab.engine.speculation.width import make as make_controller
 from power_lab.engine.speculation.width.costs import MeasuredCosts, RoundCosts
 
 
@@ -30,6 +32,7 @@ class Parts:
     Attributes:
         draft: the draft model as a drafter, companion: the trained drafter, if there is one.
         pool: how the KV pools came to their size.
+        rollback: brings what is kept of requests back behind refused drafts.
         costs: of steps and drafter calls; rounds: of steps that resume, their drafts included.
         resolve: the drafter that a request's `speculate` means.
         recorded: drafters that read more than tokens, by name.
@@ -40,6 +43,7 @@ class Parts:
     companion: Companion | None
     pool: PoolPlan
     scheduler: Scheduler
+    rollback: Rollback
     costs: MeasuredCosts
     rounds: RoundCosts
     proposer: Proposer
@@ -89,6 +93,12 @@ def assemble(config: EngineConfig, loaded: Loaded, clock: Callable[[], float], o
         draft.make_pool(pool.pages)
     root = partial(prefix.model_root, loaded.facts)
     scheduler = Scheduler(BlockPool(pool.pages, clock), limits, root, reuse=config.prefix_cache)
+    kept = [Cursor("the target's KV")]
+    if companion is not None:
+        kept.append(Cursor(f"the trained drafter's in the same pages ({', '.join(companion.serves)})"))
+    if draft is not None:
+        kept.append(Cursor("the draft model's KV"))
+    rollback = Rollback(kept, clock)
     have = {"draft_model": draft, "companion": companion}
     buckets = runner.ops.row_buckets if graphs else ()
     costs, rounds = MeasuredCosts(buckets), RoundCosts(buckets)
@@ -100,8 +110,11 @@ def assemble(config: EngineConfig, loaded: Loaded, clock: Callable[[], float], o
         costs=costs,
         rounds=rounds,
         on_draft=costs.add_draft,
+        make_controller=partial(make_controller, rollback=rollback.depth),
     )
     recorded: dict[str, Drafter] = {} if companion is None else {n: companion.drafter(n) for n in companion.serves}
     if draft is not None:
         recorded[draft.name] = draft
-    return Parts(runner, draft, companion, pool, scheduler, costs, rounds, proposer, partial(resolve, **have), recorded)
+    return Parts(
+        runner, draft, companion, pool, scheduler, rollback, costs, rounds, proposer, partial(resolve, **have), recorded
+    )

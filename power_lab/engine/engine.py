@@ -80,6 +80,7 @@ class Engine:
         self._runner, self._draft, self._pool = parts.runner, parts.draft, parts.pool
         self._companion, self._resolve = parts.companion, parts.resolve
         self._scheduler, self._costs, self._proposer = parts.scheduler, parts.costs, parts.proposer
+        self._rollback = parts.rollback
         self._stepper = Stepper(parts, self.config, self.facts, clock, self._interrupts, self._critical)
         self.context = self._pool.context
         self._host: tuple[Change, ...] = ()
@@ -197,7 +198,7 @@ class Engine:
             costs = self._costs.decision()
             speculated = [metrics.decision(name) for name, metrics in sorted(self._stepper.totals.speculated.items())]
         settings = views.explain(self.config, self._loaded, self._pool, self._companion)
-        return (*settings, costs, *speculated, *(change.decision() for change in self._host))
+        return (*settings, self._rollback.decision(), costs, *speculated, *(change.decision() for change in self._host))
 
     def memory(self) -> MemoryPlan:
         """Bytes on the device; of a closed engine, as they were."""

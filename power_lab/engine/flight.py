@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from power_lab.engine import views
 from power_lab.engine.live import Live, Verdict
 from power_lab.engine.plan import StepPlan
 from power_lab.engine.runner import Launched, Sampled
 from power_lab.engine.scheduler import Outcome
+from power_lab.engine.speculation.rollback import Replayed
 from power_lab.engine.speculation.transaction import Proposal
 from power_lab.engine.trace import Round, Step
 
@@ -23,7 +24,7 @@ class Flight:
         load: requests and blocks after its planning. begun: when that was, monotonic seconds.
 
     Attributes:
-        launched: the step on the device, once it is there.
+        launched: the step on the device, once it is there. replay_s: seconds of what was run again before it.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class Flight:
         self.load = load
         self.begun = begun
         self.launched: Launched | None = None
+        self.replay_s = 0.0
 
     def events(
         self,
@@ -44,10 +46,12 @@ class Flight:
         times: tuple[float, float, float],
         wall_s: float,
         now: float,
+        told: Callable[[int], Replayed | None],
     ) -> Iterator[tuple[Live, Decided, Round | None, Step]]:
         """What the step came to for each request that awaits it, with its trace events.
 
         times: forward, sample and commit seconds. wall_s: seconds that the step took of its engine's time.
+        told: what was run again for a request since its last round.
         """
         facts, at = views.StepFacts.of(self.plan, self.load, times, wall_s), 0
         for span, live, decided in zip(self.plan.spans, self.lives, verdicts, strict=True):
@@ -57,5 +61,6 @@ class Flight:
             outcome, since = decided[0], live.since(now)
             asked = live.request.params.logprobs is not None  # a neighbour may have asked alone
             logprobs = sampled.logprobs[first : first + len(outcome.emitted)] if asked and sampled.logprobs else []
-            round_ = views.round_of(facts, span, outcome, self.proposals.get(span.request_id), since, logprobs)
+            proposal, replayed = self.proposals.get(span.request_id), told(span.request_id) if outcome.emitted else None
+            round_ = views.round_of(facts, span, outcome, proposal, since, logprobs, replayed)
             yield live, decided, round_, facts.step_of(span, since)

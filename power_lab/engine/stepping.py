@@ -46,7 +46,7 @@ class Stepper:
         interrupts: Interrupts,
         critical: AbstractContextManager[None],
     ) -> None:
-        self._runner, self._scheduler = parts.runner, parts.scheduler
+        self._runner, self._scheduler, self._rollback = parts.runner, parts.scheduler, parts.rollback
         self._proposer, self._costs, self._rounds = parts.proposer, parts.costs, parts.rounds
         self._facts, self._clock = facts, clock
         self._interrupts, self._critical = interrupts, critical
@@ -101,7 +101,9 @@ class Stepper:
             with self._interrupts.held():  # what is committed is published, whatever comes between
                 with self._critical:
                     start = self._clock()
-                    ended = self._scheduler.commit(flight.plan, [verdict and verdict[0] for verdict in verdicts])
+                    outcomes = [verdict and verdict[0] for verdict in verdicts]
+                    self._rollback.restore(flight.plan, outcomes)
+                    ended = self._scheduler.commit(flight.plan, outcomes)
                     committed = self._flights.popleft()
                     wall = self._took(flight)
                     self._tell_speculation(flight, verdicts, wall)
@@ -150,6 +152,7 @@ class Stepper:
             self._flights.append(flight)
         for live in lives:
             live.begin_step(flight.begun)
+        flight.replay_s = self._rollback.begin(plan, flight.requests)
         drafter = None if resumption is None else resumption.drafter
         flight.launched = self._runner.launch(plan, flight.requests, drafter)
         return True
@@ -172,7 +175,9 @@ class Stepper:
             with self._critical:
                 if len(self._flights) < 2:  # the fault is in planning
                     raise
-                self._scheduler.abort(self._flights.pop().plan)
+                plan = self._flights.pop().plan
+                self._rollback.abort(plan)
+                self._scheduler.abort(plan)
 
     def _launch_behind(self) -> BaseException | None:
         """Begin a step before the one that is committed is published. An error that keeps it from beginning is told in its turn; what is
@@ -186,7 +191,8 @@ class Stepper:
         return None
 
     def _abort_flights(self) -> None:
-        self._flights.clear()
+        while self._flights:
+            self._rollback.abort(self._flights.pop().plan)
         self._scheduler.abort_all()  # a fault may have come between a plan and its flight
 
     def _drop_idle_flight(self) -> None:
@@ -216,6 +222,8 @@ class Stepper:
     def _resumable(self, running: list[Request]) -> bool:
         if not (self._overlap and self._runner.resumes and all(request.resumable for request in running)):
             return False
+        if self._rollback.states:  # only a cursor can be moved by the device alone
+            return False
         return self._proposer.resumable(running)
 
     def _took(self, flight: Flight) -> float:
@@ -231,10 +239,11 @@ class Stepper:
         assert flight.launched is not None
         shape, drafts = flight.launched.shape, any(span.drafts for span in flight.plan.spans)
         resumed = isinstance(shape, ResumedShape)
+        own = seconds - flight.replay_s
         if not (drafts and resumed):
-            self._costs.add_step(shape, shape.rows, seconds)
+            self._costs.add_step(shape, shape.rows, own)
         if resumed or not drafts:
-            self._rounds.add_step(shape, shape.rows, seconds, drafts=drafts, light=flight.launched.light)
+            self._rounds.add_step(shape, shape.rows, own, drafts=drafts, light=flight.launched.light)
         for span, live, decided in zip(flight.plan.spans, flight.lives, verdicts, strict=True):
             if decided is None:
                 continue
@@ -256,7 +265,7 @@ class Stepper:
         now, (commit_s, wall) = self._clock(), seconds
         self.totals.count(flight.plan, [verdict[0] for verdict in verdicts if verdict is not None], now)
         times, step = (sampled.forward_s, sampled.sample_s, commit_s), None
-        for live, (_, verdict), round_, step in flight.events(sampled, verdicts, times, wall, now):
+        for live, (_, verdict), round_, step in flight.events(sampled, verdicts, times, wall, now, self._rollback.told):
             live.accept(verdict, round_, step, now)
             self.totals.count_speculation(live.request.params.speculate, step, round_)
         self.monitor.add(flight, sampled, step, self.totals, self._committed)
@@ -285,6 +294,7 @@ class Stepper:
     def _settle(self, live: Live, now: float) -> None:
         """A request is over: forget it and tell its caller."""
         self._proposer.end(live.request)
+        self._rollback.end(live.request.id)
         live.drafts = self.recorder.end(live.request)
         self._scheduler.release(live.request)
         del self.live[live.request.id]

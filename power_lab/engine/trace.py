@@ -38,9 +38,9 @@ class Round(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         width: most drafts that the controller allowed, -1 where it was not asked; why: its reason.
         reachable: how many of `emitted` are in the drafter's part of the vocabulary, -1 where it has all of it or was not asked, and where
             `hybrid` copied, which it does with any token.
-        replays, replay_s: passes run again to bring state back after refused drafts, and their time.
         resumed: whether its drafts were made on the device, as a part of the step: what that took is in `forward_s`. light: whether no
             network took part in that.
+        replays, replay_s: passes that were run again since the last round to bring state to its committed length, and their time.
     """
 
     step: int

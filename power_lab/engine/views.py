@@ -20,6 +20,7 @@ from power_lab.engine.runner import Runner
 from power_lab.engine.scheduler import Outcome, Scheduler
 from power_lab.engine.speculation.drafters.neural import Companion
 from power_lab.engine.speculation.metrics import Metrics
+from power_lab.engine.speculation.rollback import Replayed
 from power_lab.engine.speculation.transaction import Proposal
 from power_lab.engine.trace import BlockState, Logprob, Round, Step
 
@@ -104,7 +105,13 @@ class StepFacts:
 
 
 def round_of(
-    shared: StepFacts, span: Span, outcome: Outcome, proposal: Proposal | None, at: float, logprobs: Sequence[Logprob]
+    shared: StepFacts,
+    span: Span,
+    outcome: Outcome,
+    proposal: Proposal | None,
+    at: float,
+    logprobs: Sequence[Logprob],
+    replayed: Replayed | None = None,
 ) -> Round | None:
     """The trace event of a sampled span; None for rows inside a prompt and where nothing could be drawn."""
     if not outcome.emitted:
@@ -130,6 +137,8 @@ def round_of(
         reachable=proposal.reach(outcome.emitted) if proposal is not None else -1,
         resumed=proposal is not None and proposal.resumed and bool(drafted),
         light=proposal is not None and proposal.light and bool(drafted),
+        replays=replayed.passes if replayed is not None else 0,
+        replay_s=replayed.seconds if replayed is not None else 0.0,
     )
 
 

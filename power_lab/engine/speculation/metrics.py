@@ -22,8 +22,8 @@ class Metrics:
         accepted_lengths: accepted drafts -> rounds, of rounds that verified any; widths: verified drafts -> rounds, of all rounds.
         draft_s, verify_s, sample_s, commit_s, replay_s: seconds of proposing, of the target's pass, of sampling, of committing, and of
             running passes again. Of a step that requests shared, each has an equal part.
-        replays: passes that were run again to bring state back after refused drafts. Moving a cursor does that for keys and values, so
-            there are none.
+        replays: passes that were run again to bring state to its committed length (see `rollback`). Moving a cursor does that for keys and
+            values, so models that keep nothing else need none.
         reachable, weighed: of so many emitted tokens of rounds in which a drafter with a part of the vocabulary was asked (FR projection),
             so many are in that part.
     """

@@ -4,8 +4,8 @@ Verification draws the target's own token at every row with noise keyed by its p
 equals what the target would have said without it. Every emitted token is the target's; speculation cannot change the output at any
 temperature, with any sampler chain. (Sample-and-match; for point-mass drafts its acceptance equals that of Leviathan et al. 2023.)
 
-With paged KV the checkpoint is the request's committed length: rejected rows lie beyond it and are overwritten by the next step, so
-restoring is not moving that length. `Scheduler.commit` does the moving, for all requests of a step or for none.
+Restoring is `rollback`'s, for target and drafters alike: with paged KV the checkpoint is the request's committed length, since rejected
+rows lie beyond it and are overwritten by the next step. `Scheduler.commit` moves that length, for all requests of a step or for none.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from power_lab.engine.request import SamplingParams
 from power_lab.engine.runner import Runner
 from power_lab.engine.scheduler import Scheduler
 from power_lab.engine.speculation.drafters.suffix import NgramDrafter
+from power_lab.engine.speculation.rollback import Rollback
 from power_lab.engine.speculation.transaction import Proposer
 from power_lab.engine.speculation.width.cost import CostController
 from power_lab.engine.speculation.width.costs import MeasuredCosts
@@ -38,9 +39,11 @@ ADVICE = [
 STEP = [
     (Proposer, "propose"),
     (Scheduler, "plan"),
+    (Rollback, "begin"),
     (Runner, "launch"),
     (Runner, "collect"),
     (stepping, "verify"),
+    (Rollback, "restore"),
     (Scheduler, "commit"),
     (BlockPool, "seal"),  # in the middle of a commit
     (MeasuredCosts, "add_step"),

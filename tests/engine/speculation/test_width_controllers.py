@@ -157,3 +157,13 @@ def test_it_does_so_for_a_long_time_with_what_was_measured(drafting: dict[int, f
                 controller.observe(request, width, min(width, int(rng.geometric(0.3)) - 1), 1e-3)
             said[-1] += [asked, kept]
     assert said[0] == said[1] and any(choice.drafts for choices in said[0] for choice in choices)
+
+
+def test_those_that_mind_are_told_how_many_drafts_can_be_taken_back() -> None:
+    for name, first in (("adaptive", 2), ("fixed", 9)):
+        controller = make(name, rollback=2)
+        controller.begin(1, "ngram")
+        assert controller.ask([WidthAsk(1, 9)], 0, Table({}, {}))[0].drafts == first
+        controller.observe(1, 9, 0, 1.0)
+        assert controller.ask([WidthAsk(1, 9)], 0, Table({}, {}))[0].drafts <= 2
+    assert make("cost", rollback=2).name == "cost"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 HOT = (1, 3, 7, 15, 31, 63)
@@ -86,12 +87,20 @@ class Controller(Protocol):
         ...
 
 
-def make(name: str) -> Controller:
-    """The controller of that name, for all requests of one engine that ask for it."""
+def make(name: str, rollback: int | None = None) -> Controller:
+    """The controller of that name, for all requests of one engine that ask for it.
+
+    rollback: drafts that can be taken back without a replay, for those that mind; None where any number can.
+    """
     from power_lab.engine.speculation.width.adaptive import AdaptiveController
     from power_lab.engine.speculation.width.cost import CostController
     from power_lab.engine.speculation.width.fixed import FixedController
     from power_lab.engine.speculation.width.governor import GovernorController
 
-    known: tuple[type[Controller], ...] = (CostController, AdaptiveController, GovernorController, FixedController)
-    return {controller.name: controller for controller in known}[name]()
+    known: dict[str, Callable[[], Controller]] = {
+        "cost": CostController,
+        "adaptive": partial(AdaptiveController, rollback=rollback),
+        "governor": GovernorController,
+        "fixed": partial(FixedController, rollback),
+    }
+    return known[name]()
