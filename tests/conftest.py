@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from power_lab import models
 from power_lab.engine.config import Paths
@@ -15,6 +16,10 @@ from tests.homes import own_home
 # Triton decides at its import, and other libraries import it, whether kernels run in its interpreter. Only a GPU runs them compiled.
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# No test times anything: a busy machine is no fault. Elsewhere as Hypothesis itself has it, here or in CI.
+settings.register_profile("untimed", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 DEFAULT_PATHS = Paths.default()  # before any test points POWER_LAB_HOME elsewhere
 
