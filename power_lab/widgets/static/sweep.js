@@ -35,6 +35,10 @@ extras.push((root, body, model, signal) => {
     return one;
   };
   const answer = (message) => {
+    if (message.kind === "stopped" && message.asked === "trace") {
+      clearTimeout(waiting);
+      say("Stopped.");
+    }
     if (message.kind !== "traced") return;
     clearTimeout(waiting);
     if (message.failed) return say(message.failed);
