@@ -296,7 +296,7 @@ class Lens(View):
             rows.append(cells)
         left = (0, 1, 2, 3, len(head) - 1) if drafted else (0, 1, 2, len(head) - 1)
         grid = table(head, rows, left=left)
-        return f'<div class="pl-scroll pl-wide" tabindex="0" role="region" aria-label="Candidates" style="overflow-x:auto">{grid}</div>'
+        return f'<div class="pl-scroll pl-wide" tabindex="0" role="group" aria-label="Candidates" style="overflow-x:auto">{grid}</div>'
 
     def _notes(self) -> str:
         report = self.report

@@ -49,7 +49,7 @@ def rounds_table(record: RunRecord, limit: int) -> str:
     )
     # The suppress attribute keeps the notebook's own arrow-key shortcuts out of the table.
     return (
-        '<div class="pl-scroll" tabindex="0" role="region" aria-label="Rounds" data-lm-suppress-shortcuts="true" '
+        '<div class="pl-scroll" tabindex="0" role="group" aria-label="Rounds" data-lm-suppress-shortcuts="true" '
         'style="max-height:30em;overflow:auto"><table class="pl-rounds"><thead><tr><th scope="col">Round</th><th scope="col">Position</th>'
         '<th scope="col" class="pl-tokens" style="text-align:left">Tokens</th><th scope="col" title="Accepted of drafted">Draft</th>'
         '<th scope="col" title="Most drafts that the controller allowed, and whether that is more or fewer than before">Width</th>'

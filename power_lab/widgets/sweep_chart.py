@@ -15,7 +15,7 @@ from power_lab.widgets.export import to_csv
 from power_lab.widgets.figure import sideways
 from power_lab.widgets.picture import image
 from power_lab.widgets.text import count, nbytes, seconds
-from power_lab.widgets.view import View, Work, script
+from power_lab.widgets.view import View, Work, content_only, script
 
 if TYPE_CHECKING:
     import xarray
@@ -106,10 +106,10 @@ class SweepChart(View):
             return {"failed": "That is no question about a point."}, None
         try:
             point = self.sweep.point(number)
-            view = point.acceptance(prompt) if what == "acceptance" else point.timeline(prompt)
+            with content_only():
+                view = point.acceptance(prompt) if what == "acceptance" else point.timeline(prompt)
         except (ConfigError, PowerLabError) as error:
             return {"failed": str(error)}, None
-        view.close()  # its content goes into this one's page
         token.check()
         html = view.body()
         told = {"point": number, "prompt": prompt, "what": what, "prompts": len(point.typical.records)}

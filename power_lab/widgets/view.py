@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from contextvars import copy_context
+from contextvars import ContextVar, copy_context
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -35,6 +35,22 @@ Work = Callable[[CancelToken], None]
 
 WORKER = "power-lab-view"
 """What the names of threads begin with on which views work."""
+
+
+_opens = ContextVar("opens", default=True)
+
+
+@contextmanager
+def content_only() -> Iterator[None]:
+    """Views that are made in here have no other side on the page: for who only wants their content.
+
+    A model that the page hears of and that is closed before it has begun would be an error there.
+    """
+    token = _opens.set(False)
+    try:
+        yield
+    finally:
+        _opens.reset(token)
 
 
 def script(*parts: str) -> str:
@@ -76,9 +92,14 @@ class View(anywidget.AnyWidget):
         meanings = {one.label: one.meaning + (f" {self.rows}" if one.suffix == ".csv" else "") for one in offered}
         files = {name: [FORMATS[name].label, meanings[FORMATS[name].label]] for name in self.formats}
         super().__init__(view_id=uuid4().hex[:12], files=files, **traits)
-        self._own_layout = self.layout
+        self._own_layout = self.layout if self.comm is not None else None
         self._tokens, self._working, self._settling = tokens(), set[CancelToken](), threading.RLock()
         self.on_msg(self._answer)
+
+    def open(self) -> None:
+        """Tell the page of the widget, unless nobody wants more than its content."""
+        if _opens.get():
+            super().open()
 
     def close(self) -> None:
         """Release the widget. What it shows stays on the page, and it can still be shown again as a static view."""
@@ -92,7 +113,7 @@ class View(anywidget.AnyWidget):
 
     @property
     def closed(self) -> bool:
-        """Whether `close()` was called; the HTML on the page stays."""
+        """Whether the widget has no side on the page, as after `close()`; the HTML there stays."""
         return self.comm is None
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
+from ipywidgets.widgets.widget import _instances
 
 from power_lab.errors import ConfigError
 from power_lab.tuning.sweep import sweep
@@ -140,6 +141,18 @@ def test_questions_of_a_page_are_not_trusted(monkeypatch):
     for question in ({"point": 99}, {"point": "1"}, {"point": 0, "prompt": 7}, {"point": 0, "what": "rm"}, {}):
         asked(view, {"kind": "trace", "what": "acceptance", **question})
         assert answers[-1]["failed"]
+    view.close()
+
+
+def test_a_trace_opens_no_widget_of_its_own(monkeypatch):
+    view = grid().show()
+    before = set(_instances)
+    monkeypatch.setattr(view, "send", lambda content, buffers=None: None)
+    made = []
+    monkeypatch.setattr("ipywidgets.Widget.open", lambda self: made.append(self))
+    for what in ("acceptance", "timeline"):
+        asked(view, {"kind": "trace", "what": what, "point": 1})
+    assert not made and set(_instances) == before
     view.close()
 
 
