@@ -275,6 +275,12 @@ def test_a_second_click_and_stop_end_the_walk_of_a_lens_down_to_the_engine(
             continue
         assert told["content"] == {"kind": "stopped", "asked": "go"}, "nothing was sent for the click before"
     assert kernel.run("print(view.row, view.round)").text == "0 0\n"
+    # The same look by a cell, which Stop ends as any.
+    stopped = kernel.interrupted(
+        "lab.inspect.lens(view.run, round=1)", lambda: watcher.query("status", key).running == 1
+    )
+    assert stopped.error == "KeyboardInterrupt"
+    eventually(lambda: looks() == (4, 0, 0))
     watcher.close()
 
 
