@@ -124,6 +124,12 @@ class Lab:
             return self._engine
 
     @property
+    def loaded(self) -> RemoteEngine | None:
+        """The engine in use where it is there; loads nothing."""
+        engine = self._engine
+        return engine if engine is not None and engine.client.open else None
+
+    @property
     def facts(self) -> EngineFacts:
         """What the engine is: model, file digest, licence, arithmetic, versions."""
         return self.engine.facts

@@ -234,9 +234,12 @@ class Engine:
         intake.check(tokens, one, None, vocab=self.facts.vocab, context=self.context + 1)
         return self._looking.lookup(tokens, prefix.check_namespace(cache_key))
 
-    def lens(self, ask: LensAsk) -> LensReport:
-        """What target and drafter make of one position of a run, by requests of their own: `LensAsk.of(record, position)`."""
-        return self._lens.look(ask)
+    def lens(self, ask: LensAsk, cancelled: Callable[[], bool] | None = None) -> LensReport:
+        """What target and drafter make of one position of a run, by requests of their own: `LensAsk.of(record, position)`.
+
+        cancelled: whether nobody wants it any more; then it ends at the next step boundary with RequestCancelled.
+        """
+        return self._lens.look(ask, cancelled)
 
     def subscribe(self, on_vitals: Callable[[Vitals], None], hz: float = 2.0) -> Subscription:
         """Call `on_vitals` so often a second (0.2..20), on a thread of its own, until the handle's `close` or the engine's end."""

@@ -8,8 +8,8 @@ a drafter says behind them is asked by the recording that serves replays. Where 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,13 +25,18 @@ from power_lab.engine.speculation.drafters.neural.noise import gumbel, survivors
 from power_lab.engine.ticket import Ticket
 from power_lab.engine.tokenizer import Tokenizer
 from power_lab.engine.trace import RunRecord
-from power_lab.errors import ConfigError, DeadlineExceeded
+from power_lab.errors import ConfigError, DeadlineExceeded, RequestCancelled
 
 DEADLINE_S = 60.0  # of each request that a look makes, two at most
+ASK_S = 0.05  # between two questions whether somebody still wants the answer
 CONTEXT = 200  # characters before the position that are shown
 UNREACHED = "The request for it ended before it was computed"
 GREEDY = "Temperature 0: the largest logit is taken, the lowest id of equals, and no noise is drawn."
 NOISE = "Gumbel noise of each token, keyed by seed, position and token id: the largest sum of log-probability and noise is an exact draw."
+
+
+Cancelled = Callable[[], bool]
+"""Whether nobody wants the answer any more."""
 
 
 class Submit(Protocol):
@@ -139,12 +144,12 @@ class Lens:
         self._draft = Catcher(draft) if draft is not None else None
         self._recorded = tuple(recorded)
 
-    def look(self, ask: LensAsk) -> LensReport:
-        """Raises ConfigError for a position outside of the run, and what `Engine.submit` raises."""
+    def look(self, ask: LensAsk, cancelled: Cancelled | None = None) -> LensReport:
+        """Raises ConfigError for a position outside of the run, RequestCancelled, and what `Engine.submit` raises."""
         _check(ask, self._context)
-        logits = self._logits(ask)
+        logits = self._logits(ask, cancelled)
         drawn = Drawn.of(logits, ask)
-        draft, why = self._drafted(ask, drawn)
+        draft, why = self._drafted(ask, drawn, cancelled)
         said = ask.tokens[ask.position] if ask.position < len(ask.tokens) else -1
         shown = self._shown(ask, drawn, [drawn.chosen, said, ask.drafted, draft.chosen if draft is not None else -1])
         return LensReport(
@@ -165,9 +170,9 @@ class Lens:
             noise=NOISE if ask.params.temperature else GREEDY,
         )
 
-    def _logits(self, ask: LensAsk) -> np.ndarray:
+    def _logits(self, ask: LensAsk, cancelled: Cancelled | None) -> np.ndarray:
         params = _plain(ask.params, max_tokens=1)
-        caught, record = self._run(list(ask.tokens[: ask.position]), params, ask.namespace, self._target)
+        caught, record = self._run(list(ask.tokens[: ask.position]), params, ask.namespace, self._target, cancelled)
         if record.finish == Finish.DEADLINE:
             raise DeadlineExceeded(
                 f"The {ask.position:,} tokens before the position are no longer in the prefix cache, and computing them again took more "
@@ -179,14 +184,19 @@ class Lens:
         return caught[ask.position]
 
     def _run(
-        self, tokens: list[int], params: SamplingParams, namespace: str, catcher: Catcher | None
+        self,
+        tokens: list[int],
+        params: SamplingParams,
+        namespace: str,
+        catcher: Catcher | None,
+        cancelled: Cancelled | None,
     ) -> tuple[dict[int, np.ndarray], RunRecord]:
         """A request of the engine, and the logits that a runner had for it."""
         with self._lock:  # before it is planned
             ticket = self._submit(tokens, params, cache_key=namespace, deadline_s=DEADLINE_S)
             caught = catcher.want(ticket.id) if catcher is not None else {}
         try:
-            record = ticket.result()
+            record = _awaited(ticket, cancelled)
         except BaseException:
             ticket.cancel()
             raise
@@ -214,7 +224,7 @@ class Lens:
 
     # --- the draft ------------------------------------------------------------------------------------------------------------------
 
-    def _drafted(self, ask: LensAsk, drawn: Drawn) -> tuple[LensDraft | None, str]:
+    def _drafted(self, ask: LensAsk, drawn: Drawn, cancelled: Cancelled | None) -> tuple[LensDraft | None, str]:
         """What the run's drafter says here, or why there is nothing."""
         name = ask.params.speculate
         if name == "off":
@@ -227,7 +237,7 @@ class Lens:
             return None, "There is no room behind the position in the engine's context to ask the drafter."
         params = _plain(ask.params, max_tokens=row + 2, width=max(1, row + 1), record="replay")
         catcher = self._draft if name == "draft-model" else None
-        caught, record = self._run(list(ask.tokens[:known]), params, ask.namespace, catcher)
+        caught, record = self._run(list(ask.tokens[:known]), params, ask.namespace, catcher, cancelled)
         table = record.drafts.get(name)
         at = known - table.first if table is not None else -1
         if table is None or not 0 <= at < len(table.drafts) or len(table.drafts[at]) <= row:
@@ -303,6 +313,16 @@ class Lens:
         likelier = drawn.probabilities[token] > drawn.probabilities[drawn.chosen]
         luck = ", though the draft is the likelier one: the noise decided" if likelier else ""
         return f"Not kept: log-probability and noise of {own} sum to {by:.2f} more than those of {piece}{luck}."
+
+
+def _awaited(ticket: Ticket, cancelled: Cancelled | None) -> RunRecord:
+    """The record of a request. Raises RequestCancelled where nobody wants it any more; then the request goes on."""
+    if cancelled is None:
+        return ticket.result()
+    while not cancelled():
+        with suppress(TimeoutError):
+            return ticket.result(ASK_S)
+    raise RequestCancelled("The position is not looked at any more.")
 
 
 def _plain(params: SamplingParams, **changes: object) -> SamplingParams:

@@ -27,6 +27,8 @@ class Round(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         step: engine step that ran it.
         start: absolute position of the first emitted token.
         drafted: draft tokens that were verified.
+        drafter: who drafted them, "" where nobody did. Of `hybrid` it is the part that did: `copy` or its network's name; `hybrid` itself
+            where the device chose between these and told nobody.
         accepted: how many of them matched.
         emitted: tokens emitted: the accepted ones, then one correction or bonus token unless a stop came first.
         rejected: the target's own token where a draft was first refused is the last of `emitted`; these are the drafts not kept.
@@ -64,6 +66,7 @@ class Round(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     replay_s: float = 0.0
     resumed: bool = False
     light: bool = False
+    drafter: str = ""
 
     @property
     def rejected(self) -> tuple[int, ...]:

@@ -139,6 +139,7 @@ def round_of(
         light=proposal is not None and proposal.light and bool(drafted),
         replays=replayed.passes if replayed is not None else 0,
         replay_s=replayed.seconds if replayed is not None else 0.0,
+        drafter=proposal.drafter if proposal is not None and drafted else "",
     )
 
 

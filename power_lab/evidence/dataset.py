@@ -146,6 +146,12 @@ def trace_dataset(record: RunRecord) -> xarray.Dataset:
             "1",
             "drafted token ids that were not kept",
         ),
+        "drafted_by": _variable(
+            "round",
+            _strings(entry.drafter for entry in rounds),
+            "1",
+            "who drafted, of a drafter of several parts which",
+        ),
         "note": _variable("round", _strings(entry.note for entry in rounds), "1", "why the round had no draft"),
         "why": _variable(
             "round", _strings(entry.why for entry in rounds), "1", "why the controller allowed as many drafts"

@@ -10,10 +10,15 @@ from power_lab.errors import RequestCancelled
 
 
 class CancelToken:
-    """Says whether somebody wants this piece of work to end."""
+    """Says whether somebody wants this piece of work to end.
+
+    Attributes:
+        superseded: whether it is to end for a later work of its name, so that nobody waits for it.
+    """
 
     def __init__(self) -> None:
         self._event = threading.Event()
+        self.superseded = False
 
     @property
     def cancelled(self) -> bool:
@@ -50,6 +55,7 @@ class Tokens:
         if name:
             for token, other in tuple(self._held.items()):
                 if other == name:
+                    token.superseded = True
                     token.cancel()
         token = CancelToken()
         self._held[token] = name

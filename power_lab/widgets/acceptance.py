@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
+from collections.abc import Callable
 from functools import cached_property
 from html import escape
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from power_lab.engine.trace import RunRecord
+from power_lab.engine.inspection import LensAsk, LensReport
+from power_lab.engine.trace import Round, RunRecord
+from power_lab.errors import ConfigError, PowerLabError
 from power_lab.evidence.dataset import check, kinds_of
 from power_lab.run import Run
+from power_lab.widgets import chances
 from power_lab.widgets.explorer import Choices
 from power_lab.widgets.palette import TOKENS, legend
 from power_lab.widgets.rounds_chart import course_chart, rounds_svg
-from power_lab.widgets.rounds_table import reasons, rounds_table
+from power_lab.widgets.rounds_table import reasons, rounds_table, title_of
 from power_lab.widgets.text import count, finished, percent, stat
-from power_lab.widgets.view import View, script
+from power_lab.widgets.view import View, Work, script
 
 if TYPE_CHECKING:
     import xarray
+
+    from power_lab.jupyter.cancel import CancelToken
 
 
 class Acceptance(View):
@@ -27,15 +34,17 @@ class Acceptance(View):
     Args:
         run: the run to show. Raises EvidenceError if its record contradicts itself.
         rows: most table rows drawn; the dataset has all rounds.
+        engine: gives the engine that is loaded now, which is asked for probabilities; None where there is none.
     """
 
-    _esm = script("view", "choices")
+    _esm = script("view", "choices", "chances")
     rows: ClassVar[str] = "round"
 
-    def __init__(self, run: Run, rows: int = 150) -> None:
+    def __init__(self, run: Run, rows: int = 150, engine: Callable[[], Any] = lambda: None) -> None:
         check(run.record)
         self.run = run
-        self._most = rows
+        self._most, self._engine = rows, engine
+        self._reports: dict[int, LensReport] = {}
         super().__init__()
 
     @property
@@ -75,11 +84,55 @@ class Acceptance(View):
             + self.choices.html()
         )
 
-    def asked(self, kind: str, content: dict[str, Any]) -> None:
-        """The rounds of another setting, for the sliders."""
+    def asked(self, kind: str, content: dict[str, Any]) -> Work | None:
+        """The rounds of another setting, for the sliders; the probabilities of one token."""
         if kind == "what-if":
-            html = self.choices.rounds(str(content.get("drafter")), content.get("width"))
+            return lambda token: self._part(content, token)
+        return (lambda token: self._chance(content, token)) if kind == "chance" else None
+
+    def _part(self, content: dict[str, Any], token: CancelToken) -> None:
+        html = self.choices.rounds(str(content.get("drafter")), content.get("width"))
+        with self.settled(token):
             self.send({"kind": "part", "html": html})
+
+    def _chance(self, content: dict[str, Any], token: CancelToken) -> None:
+        """Details of one token with its probabilities, or why there are none. What is no token of the run is not answered."""
+        position, rejected = content.get("position"), content.get("rejected") is True
+        entry = self._round_of(position)
+        if entry is None or not isinstance(position, int):
+            return
+        row = position - entry.start
+        refused = row == entry.accepted < len(entry.drafted)
+        if rejected and not refused:
+            return
+        try:
+            report = self._reports.get(position) or self._looked(position, token)
+            told, known = chances.asked(report, entry.drafted[row] if rejected else entry.emitted[row]), True
+        except PowerLabError as error:
+            token.check()
+            told, known = f" · no probability: {error}", False
+        with self.settled(token):
+            title = title_of(entry, position, rejected, told)
+            self.send({"kind": "chance", "position": position, "rejected": rejected, "title": title, "known": known})
+
+    def _round_of(self, position: object) -> Round | None:
+        """The round that emitted what is at this position."""
+        if not isinstance(position, int) or isinstance(position, bool):
+            return None
+        rounds = self.run.record.rounds
+        at = bisect_right(rounds, position, key=lambda entry: entry.start) - 1
+        return rounds[at] if at >= 0 and position < rounds[at].start + len(rounds[at].emitted) else None
+
+    def _looked(self, position: int, token: CancelToken) -> LensReport:
+        record, engine = self.run.record, self._engine()
+        if engine is None:
+            raise ConfigError(
+                "engine", "none is loaded that could compute it", "Load the run's model, or record with logprobs=3."
+            )
+        if (engine.facts.sha256, engine.facts.mode) != (record.engine.sha256, record.engine.mode):
+            raise ConfigError("engine", "another one is loaded than the run's", f"Load {record.engine.model} again.")
+        report = engine.lens(LensAsk.of(record, position, top=chances.RIVALS + 1), lambda: token.cancelled)
+        return self._reports.setdefault(position, report)
 
 
 def _head(run: Run) -> str:

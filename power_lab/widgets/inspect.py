@@ -63,7 +63,7 @@ class Inspect:
         """
         from power_lab.widgets.acceptance import Acceptance
 
-        return self._keep(Acceptance(self._run(run), rows=rows))
+        return self._keep(Acceptance(self._run(run), rows=rows, engine=self._present))
 
     def timeline(self, run: Run | None = None, *, last: int = 4096, live: bool = False) -> Timeline:
         """Engine steps along time: prefill, decode and verify rows, requests, preemptions, device work, and when nothing ran.
@@ -157,6 +157,11 @@ class Inspect:
         """The engine of this moment and not the lab: a lab loads its engine again when asked, and a view that is left open must never
         bring back what the user has shut down."""
         return getattr(self._lab, "engine", self._lab)
+
+    def _present(self) -> Any:
+        """The engine where one is loaded, else None: nobody loads one by pointing at something."""
+        found = getattr(self._lab, "loaded", self._lab)
+        return found if hasattr(found, "lens") else None
 
     def _keep(self, view: Any) -> Any:
         kind = type(view).__name__

@@ -9,19 +9,25 @@ from html import escape
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+import traitlets
 
 from power_lab.engine.inspection import LensAsk, LensReport
-from power_lab.errors import ConfigError
+from power_lab.errors import ConfigError, PowerLabError
 from power_lab.evidence.dataset import check, kinds_of
 from power_lab.run import Run
 from power_lab.widgets.figure import marked, meter, table
 from power_lab.widgets.palette import TOKENS, legend
 from power_lab.widgets.picture import bars, path, svg, text
 from power_lab.widgets.text import count, stat, visible
-from power_lab.widgets.view import View, script
+from power_lab.widgets.view import View, Work, script
 
 if TYPE_CHECKING:
     import xarray
+
+    from power_lab.jupyter.cancel import CancelToken
+
+Look = Callable[[LensAsk, Callable[[], bool] | None], LensReport]
+"""`lens` of an engine: the position, and what says whether nobody wants it any more."""
 
 SCHEMA = "power-lab.lens/1"
 _NONE = float("nan")
@@ -52,7 +58,7 @@ class Lens(View):
     """One position of a run.
 
     Args:
-        look: answers a LensAsk, as an engine does; it raises a PowerLabError when the engine is gone.
+        look: `lens` of an engine; it raises a PowerLabError when the engine is gone.
         run: a finished run of that engine.
         round: its number in the run; None for the first one with a refused draft, else the first with a draft, else the first.
         row: of the round, from 0: emitted tokens in order, the correction or bonus last. None for where a draft was first refused.
@@ -63,11 +69,14 @@ class Lens(View):
     """
 
     rows: ClassVar[str] = "candidate"
+    newest = traitlets.Bool(True).tag(sync=True)
+    """For the page: a click need not wait for the answer to the one before."""
+
     _esm = script("view", "walk")
 
     def __init__(
         self,
-        look: Callable[[LensAsk], LensReport],
+        look: Look,
         run: Run,
         round: int | None = None,
         row: int | None = None,
@@ -75,7 +84,7 @@ class Lens(View):
     ) -> None:
         check(run.record)
         self.run, self._look, self._top = run, look, top
-        self._at = _place(run, round, row)
+        self._at = self._aim = _place(run, round, row)
         self.report = self._asked_for(self._at)
         super().__init__(
             stops={"before": "‹ Position before", "after": "Position after ›", "refused": "Next refused draft »"}
@@ -194,19 +203,32 @@ class Lens(View):
     def body(self) -> str:
         return self._head() + self._context() + self._verdict() + self._table() + self._notes()
 
-    def asked(self, kind: str, content: dict[str, Any]) -> None:
-        """Another position."""
+    def asked(self, kind: str, content: dict[str, Any]) -> Work | None:
+        """Another position: from where the click before this one leads to, whether or not that was reached."""
         if kind != "go":
-            return
-        at = _step(self.run, self._at, str(content.get("to")))
-        if at is not None:
-            self.report = self._asked_for(at)
-            self._at = at
-        self.send({"kind": "body", "html": self.body()})
+            return None
+        at = _step(self.run, self._aim, str(content.get("to")))
+        if at is None:
+            self.send({"kind": "body", "html": self.body()})
+            return None
+        self._aim = at
+        return lambda token: self._go(at, token)
 
-    def _asked_for(self, at: tuple[int, int]) -> LensReport:
+    def _go(self, at: tuple[int, int], token: CancelToken) -> None:
+        try:
+            report = self._asked_for(at, lambda: token.cancelled)
+            with self.settled(token):
+                self.report, self._at = report, at
+                self.send({"kind": "body", "html": self.body()})
+        except PowerLabError:
+            with self._settling:
+                if not token.superseded:
+                    self._aim = self._at
+            raise
+
+    def _asked_for(self, at: tuple[int, int], cancelled: Callable[[], bool] | None = None) -> LensReport:
         start = self.run.record.rounds[at[0]].start
-        return self._look(LensAsk.of(self.run.record, start + at[1], top=self._top))
+        return self._look(LensAsk.of(self.run.record, start + at[1], top=self._top), cancelled)
 
     def _kinds(self) -> tuple[str, str]:
         """Kind of what the target says here, and of the draft ("" where there was none)."""
@@ -274,7 +296,7 @@ class Lens(View):
             rows.append(cells)
         left = (0, 1, 2, 3, len(head) - 1) if drafted else (0, 1, 2, len(head) - 1)
         grid = table(head, rows, left=left)
-        return f'<div class="pl-scroll pl-wide" tabindex="0" role="region" aria-label="Candidates" style="overflow-x:auto">{grid}</div>'
+        return f'<div class="pl-scroll pl-wide" tabindex="0" role="group" aria-label="Candidates" style="overflow-x:auto">{grid}</div>'
 
     def _notes(self) -> str:
         report = self.report

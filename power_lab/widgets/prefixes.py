@@ -18,12 +18,13 @@ from power_lab.widgets.palette import PREFIXES, legend
 from power_lab.widgets.picture import FAINT, INK, bars, path, svg, text
 from power_lab.widgets.prefix_tree import Stretch, next_evictions, stretches
 from power_lab.widgets.text import ago, count, nbytes, percent, seconds, stat, visible
-from power_lab.widgets.view import View, script
+from power_lab.widgets.view import View, Work, script
 
 if TYPE_CHECKING:
     import xarray
 
     from power_lab.engine.request import Prompt
+    from power_lab.jupyter.cancel import CancelToken
 
 SCHEMA = "power-lab.prefixes/1"
 KINDS = {"block": "KV block"}  # a kind without a name here is told by its own
@@ -36,7 +37,14 @@ _LONGEST_PROMPT = 1 << 20  # characters that a page may ask about
 class Lookup(Protocol):
     """As `Engine.lookup`."""
 
-    def __call__(self, prompt: Prompt, *, chat: bool | None = None, cache_key: str = "") -> LookupReport: ...
+    def __call__(
+        self,
+        prompt: Prompt,
+        *,
+        chat: bool | None = None,
+        cache_key: str = "",
+        cancelled: Callable[[], bool] | None = None,
+    ) -> LookupReport: ...
 
 
 class Prefixes(View):
@@ -75,9 +83,10 @@ class Prefixes(View):
         self.box = {"prompt": text, "note": "" if text else _told(prompt), "cache_key": cache_key, "raw": chat is False}
         return self.found
 
-    def asked(self, kind: str, content: dict[str, Any]) -> None:
-        if kind != "lookup":
-            return
+    def asked(self, kind: str, content: dict[str, Any]) -> Work | None:
+        return (lambda token: self._looked(content, token)) if kind == "lookup" else None
+
+    def _looked(self, content: dict[str, Any], token: CancelToken) -> None:
         prompt, key, chat = content.get("prompt"), content.get("cache_key", ""), content.get("chat")
         if (
             not isinstance(prompt, str)
@@ -94,12 +103,15 @@ class Prefixes(View):
             )
             return
         try:
-            found = self.lookup(prompt, chat=chat, cache_key=key)
-            self._tree = self._read()
+            found = self._look(prompt, chat=chat, cache_key=key, cancelled=lambda: token.cancelled)
+            tree = self._read()
         except PowerLabError as error:
+            token.check()
             self.send({"kind": "looked", "html": "", "message": str(error)})
             return
-        self.send({"kind": "looked", "html": self.body(), "message": found.why})
+        with self.settled(token):
+            self.found, self._tree = found, tree
+            self.send({"kind": "looked", "html": self.body(), "message": found.why})
 
     @property
     def dataset(self) -> xarray.Dataset:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Protocol
 
 from power_lab.widgets.palette import TOKENS
-from power_lab.widgets.picture import FAINT, bars, image, line, path, svg, text
+from power_lab.widgets.picture import FAINT, INK, bars, image, line, path, svg, text
 from power_lab.widgets.text import count, percent
 
 WIDTH = 760  # px
 MOST = 200  # bars; a bar stands for several rounds in a row where there are more
 _LEFT, _RIGHT, _SIDE, _PANEL = 92, 10, 64, 40  # px: margins; tallest side of the bars; a panel below them
+_LANE = 13  # px: height of a drafter's line
 _TALL, _WIDE, _SHORT = 12.0, 18.0, 160.0  # px, at most: of one token, of one bar; at least: of all bars
 
 Columns = dict[str, list[float]]  # kind of token -> mean tokens of each bar
@@ -27,6 +29,8 @@ class Drafted(Protocol):
     def accepted(self) -> int: ...
     @property
     def emitted(self) -> tuple[int, ...]: ...
+    @property
+    def drafter(self) -> str: ...
 
 
 def rounds_chart(rounds: Sequence[Drafted]) -> str:
@@ -52,6 +56,9 @@ def rounds_svg(rounds: Sequence[Drafted], course: bool = True) -> str:
     parts = [line([(_LEFT, middle), (right, middle)], f"stroke='{FAINT}'"), _bars(columns, middle, unit, pitch)]
     parts.append(_axis(above, below, middle, unit))
     bottom = middle + below * unit + 6
+    lanes = _lanes(rounds, bottom + (8 if below else 4), pitch, gap=_gap(pitch))
+    parts += lanes
+    bottom += len(lanes) // 2 * _LANE + (6 if lanes else 0)
     if course and any(entry.drafted for entry in rounds):
         parts += _course(rounds, bottom + 12, pitch / _chunk(rounds), right)
         bottom += 2 * (_PANEL + 16) + 4
@@ -87,7 +94,7 @@ def _tokens(entry: Drafted) -> Iterator[tuple[str, int]]:
 
 
 def _bars(columns: Columns, middle: float, unit: float, pitch: float) -> str:
-    gap = 1.5 if pitch > 6 else 0.5 if pitch > 2 else 0
+    gap = _gap(pitch)
     parts, levels = [], [middle] * len(columns["rejected"])
     for kind in _ABOVE:
         boxes = []
@@ -101,6 +108,35 @@ def _bars(columns: Columns, middle: float, unit: float, pitch: float) -> str:
         path(bars(boxes), f"class='rejected' fill='{colour}' fill-opacity='.12' stroke='{colour}' stroke-width='.8'")
     )
     return "".join(parts)
+
+
+def _gap(pitch: float) -> float:
+    return 1.5 if pitch > 6 else 0.5 if pitch > 2 else 0
+
+
+def _lanes(rounds: Sequence[Drafted], top: float, pitch: float, gap: float) -> list[str]:
+    """A line for each drafter with a mark where it drafted: its name and its marks in turn. Nothing where one made all drafts."""
+    names = drafters_of(rounds)
+    if len(names) < 2:
+        return []
+    size, parts = _chunk(rounds), []
+    for lane, name in enumerate(names):
+        low, boxes = top + (lane + 1) * _LANE - 2, []
+        for at, start in enumerate(range(0, len(rounds), size)):
+            part = rounds[start : start + size]
+            tall = (_LANE - 4) * sum(entry.drafter == name for entry in part) / len(part)
+            if tall:
+                boxes.append((_LEFT + at * pitch, low - tall, pitch - gap, tall))
+        parts += [
+            text(_LEFT - 6, low, name, "text-anchor='end' font-size='10'"),
+            path(bars(boxes), f"class='by' fill='{INK}'"),
+        ]
+    return parts
+
+
+def drafters_of(rounds: Sequence[Drafted]) -> dict[str, int]:
+    """Who drafted -> rounds, in order of their first."""
+    return dict(Counter(entry.drafter for entry in rounds if entry.drafter))
 
 
 def _axis(above: float, below: float, middle: float, unit: float) -> str:

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from html import escape
+from html import escape, unescape
 from itertools import groupby
 
-from power_lab.engine.trace import Logprob, Round, RunRecord
+from power_lab.engine.trace import Round, RunRecord
 from power_lab.evidence.dataset import kinds_of
+from power_lab.widgets.chances import HINT, recorded, recorded_rejected
 from power_lab.widgets.palette import TOKENS
+from power_lab.widgets.rounds_chart import drafters_of
 from power_lab.widgets.text import count, percent, seconds, visible
 
-_RIVALS = 3  # other candidates named in a token's details
 _REASONS = 3  # named below the table; each round's own is in its details
 
 
 def rounds_table(record: RunRecord, limit: int) -> str:
     """At most `limit` rows of HTML; stretches of rounds without a draft share one."""
     text = _pieces(record)
-    drafter = escape(str(record.params.get("speculate", "off")))
+    drafter = str(record.params.get("speculate", "off"))
+    several = any(name != drafter for name in drafters_of(record.rounds))
     accepted = drafted = emitted = passes = left_out = 0
     width = -1
     lines: list[str] = []
@@ -37,7 +38,7 @@ def rounds_table(record: RunRecord, limit: int) -> str:
         cells = "".join(_tokens(entry, text) for entry in row.rounds)
         lines.append(
             f'<tr><th scope="row" title="{escape(row.times)}">{row.number}</th><td class="pl-num">{row.positions}</td>'
-            f'<td class="pl-tokens" style="text-align:left">{cells}</td>{_draft(row, drafter)}{_width(row, width)}'
+            f'<td class="pl-tokens" style="text-align:left">{cells}</td>{_draft(row, drafter, several)}{_width(row, width)}'
             f'<td class="pl-num pl-far">{percent(accepted, drafted)}</td><td class="pl-num pl-far">{emitted / passes:.2f}</td></tr>'
         )
         width = max(row.rounds[-1].width, -1) if row.rounds[-1].width >= 0 else width
@@ -48,7 +49,7 @@ def rounds_table(record: RunRecord, limit: int) -> str:
     )
     # The suppress attribute keeps the notebook's own arrow-key shortcuts out of the table.
     return (
-        '<div class="pl-scroll" tabindex="0" role="region" aria-label="Rounds" data-lm-suppress-shortcuts="true" '
+        '<div class="pl-scroll" tabindex="0" role="group" aria-label="Rounds" data-lm-suppress-shortcuts="true" '
         'style="max-height:30em;overflow:auto"><table class="pl-rounds"><thead><tr><th scope="col">Round</th><th scope="col">Position</th>'
         '<th scope="col" class="pl-tokens" style="text-align:left">Tokens</th><th scope="col" title="Accepted of drafted">Draft</th>'
         '<th scope="col" title="Most drafts that the controller allowed, and whether that is more or fewer than before">Width</th>'
@@ -59,7 +60,7 @@ def rounds_table(record: RunRecord, limit: int) -> str:
 
 
 def reasons(record: RunRecord) -> str:
-    """Why rounds had no draft, and why widths changed, the most frequent reasons first."""
+    """Who drafted, why rounds had no draft, and why widths changed, the most frequent reasons first."""
     without = Counter(entry.note for entry in record.rounds if entry.note)
     changed: Counter[str] = Counter()
     last = -1
@@ -69,7 +70,16 @@ def reasons(record: RunRecord) -> str:
                 way = "wider" if entry.width > last else "narrower"
                 changed[f"{way}: {why}" if (why := _why(entry)) else way] += 1
             last = entry.width
-    return _reasons("Rounds without a draft", without, "round") + _reasons("Why the width changed", changed, "time")
+    parts = drafters_of(record.rounds)
+    told = ", ".join(f"{escape(name)} ({count(rounds, 'round')})" for name, rounds in parts.items())
+    by = (
+        f'<p class="pl-note">Drafted by: {told}.</p>'
+        if set(parts) - {str(record.params.get("speculate", "off"))}
+        else ""
+    )
+    return (
+        by + _reasons("Rounds without a draft", without, "round") + _reasons("Why the width changed", changed, "time")
+    )
 
 
 def _why(entry: Round) -> str:
@@ -133,60 +143,62 @@ def _rows(record: RunRecord) -> Iterator[_Row]:
             yield _Row(members[0][0], [entry for _, entry in members])
 
 
+def title_of(entry: Round, position: int, rejected: bool, chance: str) -> str:
+    """Details of one token as plain text: of the emitted one at an absolute position, or of the draft that was refused there.
+
+    Raises IndexError where the round has none such.
+    """
+    index = position - entry.start
+    if rejected:
+        return unescape(_title("rejected", _dropped(entry, index - entry.accepted) + chance))
+    return unescape(_title(kinds_of(entry)[index], _kept(entry, index) + chance))
+
+
 def _tokens(entry: Round, text: dict[int, str]) -> str:
-    chances = [_chance(item, token, text) for item, token in zip(entry.logprobs, entry.emitted, strict=False)]
-    chances += [""] * (len(entry.emitted) - len(chances))
-    kept = [
-        _token(kind, text[token], f"position {entry.start + index} · token {token}{chances[index]}")
+    chances = [recorded(item, token, text) for item, token in zip(entry.logprobs, entry.emitted, strict=False)]
+    chances += [HINT] * (len(entry.emitted) - len(chances))
+    parts = [
+        _token(kind, text[token], _kept(entry, index) + chances[index], entry.start + index)
         for index, (token, kind) in enumerate(zip(entry.emitted, kinds_of(entry), strict=True))
     ]
-    stopped = len(entry.emitted) <= entry.accepted  # nothing was refused: the output ended before
-    dropped = []
     for index, token in enumerate(entry.rejected):
-        reason = (
-            "the output ended before" if stopped else "after a refused draft" if index else "the target drew another"
-        )
-        where = f"for position {entry.start + entry.accepted + index} · token {token} · {reason}"
-        if not index and not stopped and entry.logprobs:
-            where += _rejected_chance(entry.logprobs[-1], token)
-        dropped.append(_token("rejected", text[token], where))
-    return "".join(kept + dropped)
+        weighed = not index and not _stopped(entry)  # behind the first one the target looked at nothing
+        chance = (recorded_rejected(entry.logprobs[-1], token) if entry.logprobs else HINT) if weighed else ""
+        where = entry.start + entry.accepted if weighed else None
+        parts.append(_token("rejected", text[token], _dropped(entry, index) + chance, where))
+    return "".join(parts)
 
 
-def _chance(item: Logprob, token: int, text: dict[int, str]) -> str:
-    """Probability of an emitted token, and its rivals'."""
-    rivals = [
-        f"{_quoted(text.get(other, f'#{other}'))} {_share(value)}"
-        for other, value in zip(item.top_ids, item.top_values, strict=False)
-        if other != token
-    ]
-    beside = f", beside {', '.join(rivals[:_RIVALS])}" if rivals else ""
-    return f" · probability {_share(item.value)} (logprob {item.value:.2f}){beside}"
+def _stopped(entry: Round) -> bool:
+    """Whether nothing was refused: the output ended before."""
+    return len(entry.emitted) <= entry.accepted
 
 
-def _rejected_chance(item: Logprob, token: int) -> str:
-    known = dict(zip(item.top_ids, item.top_values, strict=False))
-    return f", which gave this one {_share(known[token])}" if token in known else ""
+def _kept(entry: Round, index: int) -> str:
+    return f"position {entry.start + index} · token {entry.emitted[index]}"
 
 
-def _share(logprob: float) -> str:
-    value = math.exp(min(0.0, logprob))
-    return f"{100 * value:.1f}%" if value >= 0.0005 else "under 0.05%"
+def _dropped(entry: Round, index: int) -> str:
+    later = "after a refused draft" if index else "the target drew another"
+    reason = "the output ended before" if _stopped(entry) else later
+    return f"for position {entry.start + entry.accepted + index} · token {entry.rejected[index]} · {reason}"
 
 
-def _quoted(text: str) -> str:
-    return f"“{text}”"
+def _title(kind: str, facts: str) -> str:
+    return visible(f"{TOKENS[kind].label} · {facts}", spaces=False, longest=400)
 
 
-def _token(kind: str, text: str, title: str) -> str:
+def _token(kind: str, text: str, facts: str, at: int | None) -> str:
+    """at: the position that can be asked for, for the page's script."""
     mark = TOKENS[kind]
     style = f' style="{mark.inline()}"' if mark.inline() else ""
     sign = f"{mark.glyph}\u202f" if mark.glyph else ""
-    details = visible(f"{mark.label} · {title}", spaces=False, longest=400)
-    return f'<{mark.tag} class="pl-t pl-{kind}"{style} title="{details}">{sign}{visible(text)}</{mark.tag}> '
+    asked = "" if at is None else f' data-at="{at}"'
+    return f'<{mark.tag} class="pl-t pl-{kind}"{style}{asked} title="{_title(kind, facts)}">{sign}{visible(text)}</{mark.tag}> '
 
 
-def _draft(row: _Row, drafter: str) -> str:
+def _draft(row: _Row, drafter: str, several: bool) -> str:
+    """drafter: the run's; several: whether not all drafts are by one of that name, so that each round says whose they are."""
     entry = row.rounds[0]
     if not entry.drafted:
         why = "; ".join(sorted({item.note for item in row.rounds if item.note}))
@@ -194,9 +206,11 @@ def _draft(row: _Row, drafter: str) -> str:
     size = len(entry.drafted)
     # A longer one takes the tokens' room.
     bar = f"{'■' * entry.accepted}{'□' * (size - entry.accepted)}" if size <= 8 else ""
+    by = escape(entry.drafter or drafter)
+    name = f" <small>{by}</small>" if several else ""
     return (
-        f'<td class="pl-num" title="{entry.accepted} of {count(size, "draft")} by {drafter} accepted">'
-        f'<span class="pl-bar" aria-hidden="true">{bar}</span> {entry.accepted}/{size}</td>'
+        f'<td class="pl-num" title="{entry.accepted} of {count(size, "draft")} by {by} accepted">'
+        f'<span class="pl-bar" aria-hidden="true">{bar}</span> {entry.accepted}/{size}{name}</td>'
     )
 
 

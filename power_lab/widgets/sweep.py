@@ -107,7 +107,7 @@ def _table(sweep: Sweep, kinds: dict[int, str]) -> str:
     speed = named("tokens_per_s")
     top = "".join(f'<th scope="col"{" colspan=2" if name == speed else ""}>{escape(name)}</th>' for name in head)
     table = f'<table class="pl-lesson"><thead><tr>{top}</tr></thead><tbody>{rows}</tbody></table>'
-    return f'<div class="pl-points" tabindex="0" role="region" aria-label="Points">{table}</div>'
+    return f'<div class="pl-points" tabindex="0" role="group" aria-label="Points">{table}</div>'
 
 
 def _row(sweep: Sweep, point: Point, axes: tuple[str, ...], figures: list[str], kind: str, most: float) -> str:

@@ -15,11 +15,12 @@ from power_lab.widgets.export import to_csv
 from power_lab.widgets.figure import sideways
 from power_lab.widgets.picture import image
 from power_lab.widgets.text import count, nbytes, seconds
-from power_lab.widgets.view import View, script
+from power_lab.widgets.view import View, Work, content_only, script
 
 if TYPE_CHECKING:
     import xarray
 
+    from power_lab.jupyter.cancel import CancelToken
     from power_lab.tuning.sweep import Sweep
 
 Spot = tuple[int, float, float, str] | tuple[int, float, float, str, float, float]
@@ -79,28 +80,41 @@ class SweepChart(View):
     def _file(self, kind: str) -> bytes:
         return to_csv(self.sweep.table, "point") if kind == "csv" else super()._file(kind)
 
-    def asked(self, kind: str, content: dict[str, Any]) -> None:
+    def asked(self, kind: str, content: dict[str, Any]) -> Work | None:
         if kind == "trace":
-            self.send({"kind": "traced", **self._traced(content)})
-        elif kind == "what-if" and self._opened is not None:
-            html = self._opened.choices.rounds(str(content.get("drafter")), content.get("width"))
+            return lambda token: self._trace(content, token)
+        if kind == "what-if" and (opened := self._opened) is not None:
+            return lambda token: self._part(
+                opened.choices.rounds(str(content.get("drafter")), content.get("width")), token
+            )
+        return None
+
+    def _part(self, html: str, token: CancelToken) -> None:
+        with self.settled(token):
             self.send({"kind": "part", "html": html})
 
-    def _traced(self, content: dict[str, Any]) -> dict[str, Any]:
-        """The trace that the page asks for, or why there is none."""
+    def _trace(self, content: dict[str, Any], token: CancelToken) -> None:
+        told, opened = self._traced(content, token)
+        with self.settled(token):
+            self._opened = opened
+            self.send({"kind": "traced", **told})
+
+    def _traced(self, content: dict[str, Any], token: CancelToken) -> tuple[dict[str, Any], Any]:
+        """The trace that the page asks for, or why there is none, and the view of it, where that has sliders."""
         number, prompt, what = content.get("point"), content.get("prompt", 0), content.get("what")
         if not isinstance(number, int) or not isinstance(prompt, int) or what not in ("acceptance", "timeline"):
-            return {"failed": "That is no question about a point."}
+            return {"failed": "That is no question about a point."}, None
         try:
             point = self.sweep.point(number)
-            view = point.acceptance(prompt) if what == "acceptance" else point.timeline(prompt)
+            with content_only():
+                view = point.acceptance(prompt) if what == "acceptance" else point.timeline(prompt)
         except (ConfigError, PowerLabError) as error:
-            return {"failed": str(error)}
+            return {"failed": str(error)}, None
+        token.check()
         html = view.body()
-        self._opened = view if what == "acceptance" else None
-        view.close()
         told = {"point": number, "prompt": prompt, "what": what, "prompts": len(point.typical.records)}
-        return {**told, "html": html, "title": f"Point {number}: {self.sweep.plan.told(point.trial)}"}
+        shown = {**told, "html": html, "title": f"Point {number}: {self.sweep.plan.told(point.trial)}"}
+        return shown, view if what == "acceptance" else None
 
 
 def shown(figure: str, value: float) -> str:

@@ -8,6 +8,10 @@ stays as it is. Inside ipywidgets layouts the same object is an ordinary widget.
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar, copy_context
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -17,6 +21,7 @@ import anywidget
 import traitlets
 
 from power_lab.errors import ConfigError, PowerLabError
+from power_lab.jupyter.cancel import CancelToken, tokens
 from power_lab.widgets.export import FORMATS, to_csv, to_json, to_netcdf
 from power_lab.widgets.style import framed, live_style
 
@@ -24,6 +29,28 @@ if TYPE_CHECKING:
     import xarray
 
 _STATIC = files("power_lab.widgets") / "static"
+
+Work = Callable[[CancelToken], None]
+"""What a question takes. It asks the token wherever it can end, and gives what it found in `View.settled`."""
+
+WORKER = "power-lab-view"
+"""What the names of threads begin with on which views work."""
+
+
+_opens = ContextVar("opens", default=True)
+
+
+@contextmanager
+def content_only() -> Iterator[None]:
+    """Views that are made in here have no other side on the page: for who only wants their content.
+
+    A model that the page hears of and that is closed before it has begun would be an error there.
+    """
+    token = _opens.set(False)
+    try:
+        yield
+    finally:
+        _opens.reset(token)
 
 
 def script(*parts: str) -> str:
@@ -65,11 +92,19 @@ class View(anywidget.AnyWidget):
         meanings = {one.label: one.meaning + (f" {self.rows}" if one.suffix == ".csv" else "") for one in offered}
         files = {name: [FORMATS[name].label, meanings[FORMATS[name].label]] for name in self.formats}
         super().__init__(view_id=uuid4().hex[:12], files=files, **traits)
-        self._own_layout = self.layout
+        self._own_layout = self.layout if self.comm is not None else None
+        self._tokens, self._working, self._settling = tokens(), set[CancelToken](), threading.RLock()
         self.on_msg(self._answer)
+
+    def open(self) -> None:
+        """Tell the page of the widget, unless nobody wants more than its content."""
+        if _opens.get():
+            super().open()
 
     def close(self) -> None:
         """Release the widget. What it shows stays on the page, and it can still be shown again as a static view."""
+        for token in tuple(self.__dict__.get("_working", ())):
+            token.cancel()
         super().close()
         if self._own_layout is not None:
             self._own_layout.close()  # ipywidgets makes a layout for each widget and leaves it in its registry
@@ -78,7 +113,7 @@ class View(anywidget.AnyWidget):
 
     @property
     def closed(self) -> bool:
-        """Whether `close()` was called; the HTML on the page stays."""
+        """Whether the widget has no side on the page, as after `close()`; the HTML there stays."""
         return self.comm is None
 
     @property
@@ -141,18 +176,56 @@ class View(anywidget.AnyWidget):
                 self.send({"kind": "body", "html": self.renew()})
             elif kind == "export":
                 self._send_file(str(content.get("format")))
-            elif isinstance(kind, str):
-                self.asked(kind, content)
+            elif isinstance(kind, str) and (work := self.asked(kind, content)) is not None:
+                self._work_on(kind, work)
         except PowerLabError as error:
             self.send({"kind": "failed" if kind == "export" else "gone", "message": str(error)})
+
+    def _work_on(self, kind: str, work: Work) -> None:
+        """Work beside whatever else the page asks. A newer question of the kind, Stop, and closing the view end it."""
+        held = ExitStack()
+        token = held.enter_context(self._tokens.work(f"{self.view_id} {kind}"))
+        self._working.add(token)
+        held.callback(self._working.discard, token)
+
+        def run() -> None:
+            with held:
+                try:
+                    work(token)
+                except PowerLabError as error:
+                    if token.cancelled:  # whatever came of it
+                        self._ended(kind, token)
+                    else:
+                        self.send({"kind": "gone", "message": str(error)})
+
+        # In the context of the message, by which the kernel knows what its answers answer.
+        threading.Thread(target=copy_context().run, args=(run,), name=f"{WORKER}-{kind}", daemon=True).start()
+
+    def _ended(self, kind: str, token: CancelToken) -> None:
+        """Work was cancelled: the page is told, unless it has asked again."""
+        if not token.superseded:
+            self.send({"kind": "stopped", "asked": kind})
+
+    @contextmanager
+    def settled(self, token: CancelToken) -> Iterator[None]:
+        """For what work changes and sends at its end: the work of one question at a time, and none that has been cancelled.
+
+        Raises RequestCancelled.
+        """
+        with self._settling:
+            token.check()
+            yield
 
     def _send_file(self, kind: str) -> None:
         content = self.export(kind)
         name = f"power-lab-{type(self).__name__.lower()}{FORMATS[kind].suffix}"
         self.send({"kind": "file", "name": name, "mime": FORMATS[kind].mime}, [content])
 
-    def asked(self, kind: str, content: dict[str, Any]) -> None:
-        """A question of the page that is a subclass's own. Nothing in it may be trusted."""
+    def asked(self, kind: str, content: dict[str, Any]) -> Work | None:
+        """A question of the page that is a subclass's own. Nothing in it may be trusted.
+
+        What takes its time is returned, and done beside the other questions until a newer one of the kind comes.
+        """
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.summary()}>"

@@ -162,6 +162,23 @@ def test_rounds_are_walked_with_the_keyboard(explored):
         keys.press("Enter")
 
 
+def test_a_token_that_is_pointed_at_tells_the_probability_that_target_and_draft_gave_it(explored):
+    output = alive(explored, "lab.inspect.acceptance")
+    line = output.locator(".pl-detail")
+    known = re.compile(r"position \d+ .*probability [\d.]+% \(logprob -?[\d.]+\), beside “.*ngram drafted it")
+    output.locator("tbody .pl-accepted").nth(1).hover()
+    line.filter(has_text=known).wait_for()
+    output.locator(".pl-scroll").first.focus()
+    explored.page.keyboard.press("Enter")
+    before = line.inner_text()
+    explored.page.keyboard.press("ArrowDown")
+    explored.page.wait_for_function(
+        "([where, old]) => document.querySelector(where).innerText !== old && /probability/.test(document.querySelector(where).innerText)",
+        arg=[f"{OUTPUT} .pl-detail", before],
+    )
+    assert explored.accessibility(OUTPUT) == []
+
+
 def test_the_receipt_is_drawn_by_our_renderer(explored):
     output = explored.show("text =")
     output.locator(".jp-PowerLab-receipt").wait_for()

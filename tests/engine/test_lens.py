@@ -14,7 +14,7 @@ from power_lab.engine.engine import Engine
 from power_lab.engine.request import SamplingParams
 from power_lab.engine.trace import RunRecord
 from power_lab.engine.vitals import LensAsk, LensReport
-from power_lab.errors import ConfigError, DeadlineExceeded
+from power_lab.errors import ConfigError, DeadlineExceeded, RequestCancelled
 from power_lab.kernels.ops import Ops
 from tests import drafting, tiny
 
@@ -142,6 +142,27 @@ def test_neighbours_and_other_observers_are_not_disturbed(numba_ops: Callable[[i
     count = len(seen)
     engine.generate([1], asked(max_tokens=1))
     assert len(seen) == count + 1
+    engine.check()
+
+
+def test_a_look_that_nobody_wants_any_more_ends_at_the_next_step(
+    numba_ops: Callable[[int], Ops], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("power_lab.engine.lens.ASK_S", 0.0)  # the steps are those that are made below
+    engine = tiny.engine(SHAPE, numba_ops(1), step_tokens=16, prefix_cache=False)
+    record = engine.generate(prompt_of(1, 200), asked(max_tokens=4))
+    begun = engine.status().steps
+
+    def after_three() -> bool:
+        return engine.status().steps == begun + 3 or not engine.step()
+
+    with pytest.raises(RequestCancelled):
+        engine.lens(LensAsk.of(record, 202), after_three)
+    while engine.step():
+        continue
+    assert engine.status().steps == begun + 3, "200 tokens would be 13 steps"
+    assert engine.vitals().running == 0
+    assert engine.lens(LensAsk.of(record, 202), lambda: bool(engine.step()) and False).exact
     engine.check()
 
 

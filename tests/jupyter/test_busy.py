@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import psutil
 import pytest
 
+from power_lab.engine.host.client import HostClient
 from power_lab.jupyter._routing import SUBSHELL_CAP
 from tests.hosting import eventually
 from tests.jupyter.kernels import Kernel
@@ -225,6 +226,62 @@ def test_stop_between_cells_ends_the_handlers_and_a_cell_can_be_stopped_as_ever(
     endless = f"import pathlib; pathlib.Path({str(begun)!r}).touch()\nwhile True: pass"
     assert kernel.interrupted(endless, begun.exists).error == "KeyboardInterrupt"
     assert kernel.run("1 + 1").text == "2"
+
+
+LENS = """
+import msgspec
+from power_lab.engine.trace import Round
+from power_lab.run import Run
+record = lab.generate("x", max_tokens=4, cache_key="slow", stream=False).record
+times = dict.fromkeys(("draft_s", "forward_s", "sample_s", "commit_s", "at"), 0.0)
+first = len(record.prompt_tokens)
+rounds = tuple(
+    Round(step=i, start=first + i, drafted=(), accepted=0, emitted=(token,), rows=1, requests=1, **times)
+    for i, token in enumerate(record.tokens)
+)
+view = lab.inspect.lens(Run(msgspec.structs.replace(record, rounds=rounds)), round=0)
+print(view.comm.comm_id)
+"""
+AFTER = {"method": "custom", "content": {"kind": "go", "to": "after"}}
+
+
+@pytest.mark.parametrize("while_busy", [False, True])
+def test_a_second_click_and_stop_end_the_walk_of_a_lens_down_to_the_engine(
+    kernel: Kernel, page_of, tmp_path: Path, while_busy: bool
+):
+    page = page_of(kernel)
+    kernel.run("lab.load()")
+    comm = kernel.run(LENS).text.strip()
+    watcher = HostClient.find(kernel.home.paths, kernel.home.settings)
+    assert watcher is not None
+    key = watcher.status().engines[0].engine
+
+    def looks() -> tuple[int, int, int]:
+        """Looks that were begun in the engine, those under way there, and handlers at work in the kernel."""
+        status = watcher.query("status", key)
+        return status.requests, status.running, page.control("power_lab_request")["handlers"]
+
+    with busy(kernel, page, tmp_path) if while_busy else nullcontext():
+        page.tell(comm, AFTER)
+        eventually(lambda: looks() == (2, 1, 1))
+        page.tell(comm, AFTER)
+        eventually(lambda: looks() == (3, 1, 1))
+        if while_busy:  # Stop ends the cell then; the handlers have a question of their own
+            assert page.control("power_lab_request", {"method": "cancel"})["cancelled"] == 1
+        else:
+            os.killpg(kernel.pid, signal.SIGINT)
+        eventually(lambda: looks() == (3, 0, 0))
+        while (told := page.heard(comm)).get("method") != "custom":
+            continue
+        assert told["content"] == {"kind": "stopped", "asked": "go"}, "nothing was sent for the click before"
+    assert kernel.run("print(view.row, view.round)").text == "0 0\n"
+    # The same look by a cell, which Stop ends as any.
+    stopped = kernel.interrupted(
+        "lab.inspect.lens(view.run, round=1)", lambda: watcher.query("status", key).running == 1
+    )
+    assert stopped.error == "KeyboardInterrupt"
+    eventually(lambda: looks() == (4, 0, 0))
+    watcher.close()
 
 
 def test_without_the_private_names_the_kernel_is_a_stock_one_and_says_so(start, page_of, tmp_path: Path):

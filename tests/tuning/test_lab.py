@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
+from pathlib import Path
 
 import pytest
 
+from power_lab.engine.config import HostSettings
 from power_lab.errors import ConfigError
 from power_lab.lab import connect
 from tests import hosting
+
+TINY = f"{Path(__file__).parents[1] / 'engine' / 'host' / 'tiny_engine.py'}:make"
 
 
 @pytest.fixture
@@ -48,6 +53,20 @@ def test_an_engine_that_cannot_be_loaded_is_a_reason(lab):
     found = lab.sweep("a", model=["fake", "broken"], max_tokens=4, repeats=1, progress=False)
     assert [point.reason for point in found.points] == ["", "broken.gguf: truncated at byte 12. Fetch it again."]
     assert lab.generate("a", max_tokens=4, stream=False).record.engine.model == "fake"
+
+
+def test_graphs_are_recorded_and_swept_on_a_cpu_too(tmp_path):
+    with hosting.home(tmp_path / "h") as home:
+        tiny = connect(paths=home.paths, settings=HostSettings(factory=TINY, client="test"))
+        tiny.load("tiny", kv_tokens=2048)
+        found = tiny.sweep(
+            "abc", chat=False, graph_mb=[0, 512], max_tokens=8, ignore_eos=True, repeats=1, progress=False
+        )
+        tiny.disconnect()
+    off, on = found.points
+    assert off.measured and on.measured and bool(found.exactness), [point.reason for point in found.points]
+    assert math.isnan(off.figures["graph_hits"]) and on.figures["graph_hits"] > 0
+    assert off.figures["graphs_bytes"] == 0 < on.figures["graphs_bytes"]
 
 
 def test_a_real_interrupt_gives_back_what_is_whole(lab):

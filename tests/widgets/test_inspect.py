@@ -15,7 +15,7 @@ from power_lab.widgets.acceptance import Acceptance
 from power_lab.widgets.blocks import Blocks
 from power_lab.widgets.inspect import _OPEN, Inspect
 from power_lab.widgets.palette import BLOCKS, TOKENS, legend
-from power_lab.widgets.rounds_table import reasons
+from power_lab.widgets.rounds_table import reasons, rounds_table
 from power_lab.widgets.text import visible
 from power_lab.widgets.view import View
 from tests.factories import block_states, run_record, run_records
@@ -276,6 +276,28 @@ def test_why_a_width_changed_is_said_without_repeating_the_width():
     assert "narrower: all that the drafter had (1 time)" in html
     assert "wider: all that the drafter had (1 time)" in html
     assert "narrower: two drafts survive (1 time)" in html
+
+
+def test_rounds_of_a_hybrid_say_which_part_drafted_them():
+    record = run_record(60, drafter="hybrid")
+    names = ("copy", "mtp")
+    rounds = tuple(
+        msgspec.structs.replace(one, drafter=names[at % 2] if one.drafted else "")
+        for at, one in enumerate(record.rounds)
+    )
+    record = msgspec.structs.replace(record, rounds=rounds)
+    html, told = rounds_table(record, 150), reasons(record)
+    for name in names:
+        own = [one for one in rounds if one.drafter == name]
+        assert html.count(f"by {name} accepted") == html.count(f"<small>{name}</small>") == len(own) > 1
+        assert f"{name} ({len(own)} rounds)" in told
+    assert Run(record).trace.drafted_by.values.tolist() == [one.drafter for one in rounds]
+    plain = run_record(60, drafter="mtp")
+    plain = msgspec.structs.replace(
+        plain, rounds=tuple(msgspec.structs.replace(one, drafter="mtp" if one.drafted else "") for one in plain.rounds)
+    )
+    assert "by mtp accepted" in rounds_table(plain, 150)
+    assert "<small>mtp</small>" not in rounds_table(plain, 150) and "Drafted by" not in reasons(plain)
 
 
 def test_without_a_run_the_latest_one_is_looked_at():

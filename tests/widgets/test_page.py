@@ -6,6 +6,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 
 from power_lab.run import Run
+from power_lab.widgets.chances import HINT
 from power_lab.widgets.inspect import Inspect
 from power_lab.widgets.lens import Lens
 from tests.factories import block_states, run_record
@@ -241,8 +242,9 @@ def test_a_lens_walks_by_buttons_and_its_content_is_replaced(page):
     view.close()
 
 
-def test_a_lens_that_takes_its_time_says_so_and_is_asked_once(page):
+def test_a_walk_that_takes_its_time_says_so_and_is_asked_once(page):
     view = Lens(answer, RUN)
+    view.newest = False  # as in lessons, where a step leads on from the one before
     hydrate(page, view)
     after, status = page.get_by_role("button", name="Position after"), page.locator(".pl-tools .pl-status").first
     after.click()
@@ -263,6 +265,59 @@ def test_a_lens_that_takes_its_time_says_so_and_is_asked_once(page):
     after.click()
     assert page.evaluate("model.sent.length") == 4, "a lost question does not lock the buttons for ever"
     view.close()
+
+
+def test_clicks_on_a_lens_do_not_wait_for_each_other(page):
+    view = Lens(answer, RUN)
+    hydrate(page, view)
+    after, status = page.get_by_role("button", name="Position after"), page.locator(".pl-tools .pl-status").first
+    after.click()
+    after.click()
+    assert page.evaluate("model.sent.length") == 2
+    page.clock.run_for(600)
+    page.evaluate("model.answer({kind: 'stopped', asked: 'go'})")
+    assert status.inner_text() == "Stopped; this is the last place"
+    after.click()
+    page.evaluate("model.answer({kind: 'body', html: 'other place'})")
+    assert status.inner_text() == ""
+    view.close()
+
+
+def test_what_is_pointed_at_is_asked_for_once_and_late(page, inspect):
+    record = run_record(60, seed=2)
+    view = inspect.acceptance(Run(record))
+    hydrate(page, view)
+    token, refused = page.locator("tbody .pl-accepted").first, page.locator("tbody .pl-rejected[data-at]").first
+    line, sent = page.locator(".pl-detail"), "model.sent"
+    over = "one => one.dispatchEvent(new PointerEvent('pointerover', {bubbles: true}))"
+    page.evaluate(
+        f"(all) => all.forEach({over})", [token.element_handle(), refused.element_handle()]
+    )  # with no time between
+    page.clock.run_for(200)
+    refused.hover()
+    assert HINT.strip() in line.inner_text()
+    at, other = int(refused.get_attribute("data-at")), int(token.get_attribute("data-at"))
+    assert page.evaluate(sent) == [{"kind": "chance", "position": at, "rejected": True}]
+    reply = {"kind": "chance", "position": at, "rejected": True, "title": "rejected · 3.0%", "known": True}
+    page.evaluate("reply => model.answer(reply)", reply)
+    assert "rejected · 3.0%" in line.inner_text() and refused.get_attribute("title") == "rejected · 3.0%"
+    assert page.locator(f'.pl-t[data-at="{at}"]:not(.pl-rejected)').get_attribute("title") != "rejected · 3.0%"
+    token.hover()
+    page.clock.run_for(200)
+    refused.hover()  # is known
+    page.clock.run_for(200)
+    assert [one["position"] for one in page.evaluate(sent)] == [at, other]
+    page.evaluate("reply => model.answer(reply)", {**reply, "position": other, "rejected": False, "known": False})
+    token.hover()  # was not known: it is asked for again
+    page.clock.run_for(200)
+    assert [one["position"] for one in page.evaluate(sent)] == [at, other, other]
+    page.evaluate("model.dead = true")
+    page.locator(".pl-scroll").first.focus()
+    page.keyboard.press("Enter")
+    page.keyboard.press("ArrowRight")
+    page.clock.run_for(200)
+    page.evaluate("stop()")
+    assert page.evaluate("model.count()") == 0
 
 
 @pytest.mark.parametrize("name", ["acceptance", "timeline", "empty", "lens"])

@@ -11,6 +11,7 @@ from power_lab.widgets.inspect import Inspect
 from power_lab.widgets.lookup import lookup_html
 from power_lab.widgets.prefix_tree import next_evictions, stretches
 from power_lab.widgets.prefixes import Prefixes
+from tests.widgets.answers import asked
 from tests.widgets.reports import forked, lookup_report, node, prefix_tree
 
 
@@ -22,7 +23,7 @@ class Engine:
     def prefixes(self):
         return self.tree
 
-    def lookup(self, prompt, *, chat=None, cache_key=""):
+    def lookup(self, prompt, *, chat=None, cache_key="", cancelled=None):
         self.asked.append((prompt, chat, cache_key))
         if prompt == "long":
             raise CapacityError("The prompt is longer than the context.", "Shorten it.")
@@ -168,10 +169,10 @@ def test_pages_look_prompts_up(engine, inspect, monkeypatch):
     view = inspect.prefixes()
     sent = []
     monkeypatch.setattr(view, "send", sent.append)
-    view._answer(view, {"kind": "lookup", "prompt": "Hello", "cache_key": "k", "chat": False}, [])
+    asked(view, {"kind": "lookup", "prompt": "Hello", "cache_key": "k", "chat": False})
     assert engine.asked == [("Hello", False, "k")]
     assert "would be served" in sent[-1]["html"]
-    view._answer(view, {"kind": "lookup", "prompt": "long"}, [])
+    asked(view, {"kind": "lookup", "prompt": "long"})
     assert sent[-1] == {"kind": "looked", "html": "", "message": "The prompt is longer than the context. Shorten it."}
     for junk in (
         {"prompt": 1},
@@ -179,7 +180,7 @@ def test_pages_look_prompts_up(engine, inspect, monkeypatch):
         {"prompt": "x", "cache_key": []},
         {"prompt": "x", "chat": "y"},
     ):
-        view._answer(view, {"kind": "lookup", **junk}, [])
+        asked(view, {"kind": "lookup", **junk})
         assert sent[-1]["html"] == ""
     assert len(engine.asked) == 2
 

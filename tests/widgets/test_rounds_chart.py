@@ -6,10 +6,12 @@ import re
 from urllib.parse import unquote
 from xml.etree import ElementTree
 
+import msgspec
 import pytest
 
+from power_lab.engine.trace import Round
 from power_lab.run import Run
-from power_lab.widgets.rounds_chart import MOST, course_chart, rounds_chart, rounds_svg
+from power_lab.widgets.rounds_chart import _LANE, MOST, course_chart, rounds_chart, rounds_svg
 from tests.factories import run_record
 
 SPACE = "{http://www.w3.org/2000/svg}"
@@ -35,6 +37,29 @@ def test_bars_are_as_tall_as_what_was_emitted_and_wasted() -> None:
         top + height for _, found in tall.items() if found for top, height in found if found is not tall["rejected"]
     )
     assert all(top >= line - 0.2 for top, _ in tall["rejected"])
+
+
+def parts(rounds: int) -> tuple[Round, ...]:
+    """Rounds whose drafts are copied and guessed in turn."""
+    found = run_record(rounds, seed=3).rounds
+    names = ("copy", "mtp")
+    return tuple(
+        msgspec.structs.replace(entry, drafter=names[at % 2] if entry.drafted else "") for at, entry in enumerate(found)
+    )
+
+
+@pytest.mark.parametrize("tokens", [60, 3000])
+def test_of_several_drafters_each_has_a_line_of_its_rounds(tokens: int) -> None:
+    rounds = parts(tokens)
+    svg = rounds_svg(rounds)
+    marks = boxes(svg, "by")
+    words = [text.text for text in ElementTree.fromstring(svg).iter(f"{SPACE}text")]
+    assert "copy" in words and "mtp" in words
+    whole = _LANE - 4  # px: of a bar whose rounds are all of one
+    each = sum(height for _, height in marks) / whole * -(-len(rounds) // MOST)
+    assert each == pytest.approx(sum(bool(entry.drafted) for entry in rounds), rel=0.02)
+    one = rounds_svg(tuple(msgspec.structs.replace(entry, drafter="mtp") for entry in rounds))
+    assert not boxes(one, "by"), "of one there is nothing to tell apart"
 
 
 @pytest.mark.parametrize("rounds", [0, 1, MOST, MOST + 3, 5000])

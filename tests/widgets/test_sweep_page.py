@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
+from ipywidgets.widgets.widget import _instances
 
 from power_lab.errors import ConfigError
 from power_lab.tuning.sweep import sweep
 from tests.pages import hydrate
 from tests.tuning.fakes import FakeLab
+from tests.widgets.answers import asked
 
 SHOWN = {
     "table": lambda found: found.show(),
@@ -35,7 +37,7 @@ def play(page, view, monkeypatch):
     """Let the kernel's side answer what the page has sent last."""
     answers = []
     monkeypatch.setattr(view, "send", lambda content, buffers=None: answers.append(content))
-    view._answer(view, page.evaluate("model.sent.at(-1)"), None)
+    asked(view, page.evaluate("model.sent.at(-1)"))
     page.evaluate("answer => model.answer(answer)", answers[-1])
     return answers[-1]
 
@@ -136,9 +138,21 @@ def test_questions_of_a_page_are_not_trusted(monkeypatch):
     view = grid().show()
     answers = []
     monkeypatch.setattr(view, "send", lambda content, buffers=None: answers.append(content))
-    for asked in ({"point": 99}, {"point": "1"}, {"point": 0, "prompt": 7}, {"point": 0, "what": "rm"}, {}):
-        view._answer(view, {"kind": "trace", "what": "acceptance", **asked}, None)
+    for question in ({"point": 99}, {"point": "1"}, {"point": 0, "prompt": 7}, {"point": 0, "what": "rm"}, {}):
+        asked(view, {"kind": "trace", "what": "acceptance", **question})
         assert answers[-1]["failed"]
+    view.close()
+
+
+def test_a_trace_opens_no_widget_of_its_own(monkeypatch):
+    view = grid().show()
+    before = set(_instances)
+    monkeypatch.setattr(view, "send", lambda content, buffers=None: None)
+    made = []
+    monkeypatch.setattr("ipywidgets.Widget.open", lambda self: made.append(self))
+    for what in ("acceptance", "timeline"):
+        asked(view, {"kind": "trace", "what": what, "point": 1})
+    assert not made and set(_instances) == before
     view.close()
 
 

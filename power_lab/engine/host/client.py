@@ -22,10 +22,11 @@ from power_lab.engine.host.mailbox import Feed, Mailbox
 from power_lab.engine.host.place import peer
 from power_lab.engine.revision import code_digest
 from power_lab.engine.vitals import Vitals
-from power_lab.errors import HostUnavailable, PowerLabError, ProtocolError
+from power_lab.errors import HostUnavailable, PowerLabError, ProtocolError, RequestCancelled
 
 HANDSHAKE_S = 10.0
 ATTEMPTS = 5  # an ending host may be met more than once
+ASK_S = 0.05  # between two questions whether somebody still wants an answer
 SETTLE_S = 30.0  # how long a cancelled run may take to come back: one engine step
 
 
@@ -141,11 +142,24 @@ class HostClient:
             self.close()
             return None
 
-    def query(self, kind: wire.QueryKind, engine: str = "", **fields: Any) -> Any:
-        """Ask for a value of the type in `protocol.ANSWERS`. Raises ConfigError for a field of the wrong type."""
+    def query(
+        self, kind: wire.QueryKind, engine: str = "", *, cancelled: Callable[[], bool] | None = None, **fields: Any
+    ) -> Any:
+        """Ask for a value of the type in `protocol.ANSWERS`.
+
+        cancelled: whether nobody wants it any more; the host is told so, also by a KeyboardInterrupt.
+
+        Raises ConfigError for a field of the wrong type, RequestCancelled.
+        """
         asked = {"kind": kind, "engine": engine, **fields}
         with self.ask(lambda number: strict(wire.Query, {"id": number, **asked})) as mail:
-            return msgspec.msgpack.decode(_value(mail.next()), type=wire.ANSWERS[kind])
+            try:
+                reply = _next(mail, cancelled)
+            except (KeyboardInterrupt, RequestCancelled):
+                with contextlib.suppress(PowerLabError):
+                    self.send(wire.Cancel(id=mail.id))
+                raise
+            return msgspec.msgpack.decode(_value(reply), type=wire.ANSWERS[kind])
 
     def status(self) -> wire.HostStatus:
         """Clients and engines of the host."""
@@ -346,6 +360,15 @@ def _located(config: EngineConfig) -> EngineConfig:
         if "/" in model or model.endswith((".gguf", ".safetensors"))
     }
     return msgspec.structs.replace(config, **files)
+
+
+def _next(mail: Mailbox, cancelled: Callable[[], bool] | None) -> wire.Reply:
+    if cancelled is None:
+        return mail.next()
+    while not cancelled():
+        with contextlib.suppress(TimeoutError):
+            return mail.next(ASK_S)
+    raise RequestCancelled("The question was cancelled.")
 
 
 def _value(reply: wire.Reply) -> msgspec.Raw:

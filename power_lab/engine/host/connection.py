@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -244,7 +245,11 @@ class Connection:
             self._answer(frame.id, await on_thread(self._host.reporter(), "status"))
             return
         engine = self._host.engines.ready(frame.engine)
-        self._answer(frame.id, await on_thread(lambda: ask(engine, frame), f"query-{frame.kind}"))
+        over = threading.Event()
+        try:
+            self._answer(frame.id, await on_thread(lambda: ask(engine, frame, over.is_set), f"query-{frame.kind}"))
+        finally:
+            over.set()  # the client may have cancelled the question, or gone
 
     async def _stop(self, frame: wire.Stop) -> None:
         self._host.stop_runs(frame.engine, self)
@@ -329,8 +334,8 @@ def prompting(prompt: wire.Prompt) -> str | list[int] | list[wire.Data]:
     return messages or tokens
 
 
-def ask(engine: EngineLike, frame: wire.Query) -> object:
-    """The value of a query about an engine."""
+def ask(engine: EngineLike, frame: wire.Query, cancelled: Callable[[], bool] | None = None) -> object:
+    """The value of a query about an engine. cancelled: whether nobody waits for it any more."""
     if frame.kind == "tokenize":
         return engine.tokenize(frame.text)
     if frame.kind == "continuation":
@@ -347,6 +352,6 @@ def ask(engine: EngineLike, frame: wire.Query) -> object:
     if frame.kind == "lens":
         if frame.lens is None:
             raise ConfigError("lens", "is missing")
-        return engine.lens(frame.lens)
+        return engine.lens(frame.lens, cancelled)
     # status, explain, memory, blocks, steps, shapes, prefixes: the decoder admits no other kind
     return getattr(engine, frame.kind)()

@@ -168,13 +168,24 @@ class RemoteEngine:
         """Every block of the prefix cache."""
         return self.client.query("prefixes", self.key)
 
-    def lookup(self, prompt: Prompt, *, chat: bool | None = None, cache_key: str = "") -> LookupReport:
-        """Where a prompt would hit the prefix cache now, and where and why it stops. Arguments as for `submit`."""
-        return self.client.query("lookup", self.key, prompt=framed(prompt), chat=chat, cache_key=cache_key)
+    def lookup(
+        self,
+        prompt: Prompt,
+        *,
+        chat: bool | None = None,
+        cache_key: str = "",
+        cancelled: Callable[[], bool] | None = None,
+    ) -> LookupReport:
+        """Where a prompt would hit the prefix cache now, and where and why it stops. Arguments as for `submit`; cancelled as for `lens`."""
+        asked = {"prompt": framed(prompt), "chat": chat, "cache_key": cache_key}
+        return self.client.query("lookup", self.key, cancelled=cancelled, **asked)
 
-    def lens(self, ask: LensAsk) -> LensReport:
-        """Target and draft at one position of a run; `LensAsk.of(record, position)` asks about a finished one."""
-        return self.client.query("lens", self.key, lens=ask)
+    def lens(self, ask: LensAsk, cancelled: Callable[[], bool] | None = None) -> LensReport:
+        """Target and draft at one position of a run; `LensAsk.of(record, position)` asks about a finished one.
+
+        cancelled: whether nobody wants it any more; then it ends at the engine's next step boundary with RequestCancelled.
+        """
+        return self.client.query("lens", self.key, cancelled=cancelled, lens=ask)
 
     def tokenize(self, text: str) -> list[int]:
         return list(self.client.query("tokenize", self.key, text=text))

@@ -50,7 +50,7 @@ class ReplayedRound:
         draft_s: seconds of drafting: as the costs say, else as this replay took, or NaN where it looked drafts up in the record; 0 where no
             drafter was asked, or it drafts as a part of the step.
         step_s: seconds of the step as the costs say, NaN where they do not. The first round is the prompt's and costs what it did.
-        note, width, why, resumed, light: as in `trace.Round`.
+        note, width, why, resumed, light, drafter: as in `trace.Round`.
     """
 
     start: int
@@ -66,6 +66,7 @@ class ReplayedRound:
     why: str = ""
     resumed: bool = False
     light: bool = False
+    drafter: str = ""
 
 
 def replay(
@@ -300,6 +301,7 @@ class _Replay:
             why=proposal.why if proposal is not None else "",
             resumed=resumed,
             light=resumed and flight.light,
+            drafter=proposal.drafter if proposal is not None and drafted else "",
         )
 
     def _onward(self, span: Span, light: bool) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from power_lab.engine.plan import UNKNOWN
 from power_lab.engine.request import Finish, Request
 from power_lab.engine.scheduler import Outcome
-from power_lab.engine.speculation.drafters import Draft, DraftAsk, Drafter
+from power_lab.engine.speculation.drafters import COPY, Draft, DraftAsk, Drafter
 from power_lab.engine.speculation.drafters.neural import Resuming
 from power_lab.engine.speculation.width import HOT, Choice, Controller, Costs, WidthAsk
 from power_lab.engine.speculation.width import make as make_controller
@@ -60,6 +60,7 @@ class Proposal:
             asked their network instead; see `Proposer.settled`.
         resumed: whether they are made on the device, as a part of the step, behind one that the host does not know yet; light: without
             a network.
+        drafter: who made its drafts, as in `trace.Round`.
     """
 
     note: str
@@ -69,6 +70,7 @@ class Proposal:
     subset: frozenset[int] | None = None
     resumed: bool = False
     light: bool = False
+    drafter: str = ""
 
     def reach(self, emitted: Sequence[int]) -> int:
         """How many of these tokens the drafter could have said; -1 where it can say any."""
@@ -256,7 +258,10 @@ class Proposer:
                 note = "" if choice.drafts else choice.why
                 subset = one.limits(choice.drafts > 0 and not alone[ask.request_id])
                 made = {"resumed": choice.drafts > 0, "light": light and choice.drafts > 0}
-                proposals[ask.request_id] = Proposal(note, seconds, choice.drafts, choice.why, subset, **made)
+                by = COPY if alone[ask.request_id] else one.drafter.name
+                proposals[ask.request_id] = Proposal(
+                    note, seconds, choice.drafts, choice.why, subset, drafter=by, **made
+                )
         return Resumption(proposals, next(iter(drafters.values()), None))
 
     def commit(self, request: Request, emitted: Sequence[int]) -> None:
@@ -324,7 +329,8 @@ class Proposer:
             for (one, ask), drawn in zip(wanted, drafts, strict=True):
                 draft, cuts[ask.request_id] = drawn.gated(one.request.params.gate)
                 note = "" if draft.tokens else draft.note or "no earlier match"
-                proposals[ask.request_id] = replace(proposals[ask.request_id], note=note)
+                by = draft.drafter or drafter.name
+                proposals[ask.request_id] = replace(proposals[ask.request_id], note=note, drafter=by)
                 if draft.tokens:
                     answers.append((one, draft))
         if ahead:
@@ -384,7 +390,8 @@ class Proposer:
             request = one.request
             request.drafts = draft.tokens[: choice.drafts]
             rows[request.id] += choice.drafts
-            kept[request.id] = Proposal("" if choice.drafts else choice.why, 0.0, choice.drafts, choice.why)
+            note, by = "" if choice.drafts else choice.why, draft.drafter or one.drafter.name
+            kept[request.id] = Proposal(note, 0.0, choice.drafts, choice.why, drafter=by)
         return kept
 
     def _beside(self, asked: Sequence[tuple[_Speculating, WidthAsk]], rows: Mapping[int, int]) -> int:
@@ -418,7 +425,7 @@ def _cut(draft: Draft, width: int) -> Draft:
         raise ValueError(f"{len(draft.tokens)} drafts with {len(draft.confidence)} confidences")
     if any(not 0.0 <= sure <= 1.0 for sure in draft.confidence):
         raise ValueError("a confidence is no probability")
-    return Draft(tuple(draft.tokens[:width]), tuple(draft.confidence[:width]), draft.note)
+    return Draft(tuple(draft.tokens[:width]), tuple(draft.confidence[:width]), draft.note, drafter=draft.drafter)
 
 
 def _checked(asks: Sequence[WidthAsk], choices: Sequence[Choice]) -> Sequence[Choice]:

@@ -50,8 +50,10 @@ extras.push((root, body, model, signal) => {
     }
   };
   const answer = (message) => {
-    if (message.kind !== "looked") return;
+    const stopped = message.kind === "stopped" && message.asked === "lookup";
+    if (message.kind !== "looked" && !stopped) return;
     clearTimeout(waiting);
+    if (stopped) return (said.textContent = "Stopped.");
     said.textContent = message.html ? "" : message.message;
     if (message.html) replace(body, message.html);
   };

@@ -1,8 +1,9 @@
 /** One click from a point of a sweep to its trace: places on the picture, a button in each row, and the trace below. */
 extras.push((root, body, model, signal) => {
   const spots = model.get("spots") ?? [];
-  const panel = element("section", "pl-trace");
+  const panel = element("div", "pl-trace");
   panel.hidden = true;
+  panel.setAttribute("role", "group"); // no region: a page may have several, and landmarks need names of their own
   panel.setAttribute("aria-label", "Trace of a point");
   body.append(panel);
   const made = [panel];
@@ -35,6 +36,10 @@ extras.push((root, body, model, signal) => {
     return one;
   };
   const answer = (message) => {
+    if (message.kind === "stopped" && message.asked === "trace") {
+      clearTimeout(waiting);
+      say("Stopped.");
+    }
     if (message.kind !== "traced") return;
     clearTimeout(waiting);
     if (message.failed) return say(message.failed);

@@ -18,9 +18,11 @@ function details(root, body, signal) {
     : "Point at what you want explained.";
   root.append(line);
 
+  let shown;
   const show = (target, spoken) => {
     const item = target.closest?.("[title]");
     if (!item || !body.contains(item)) return;
+    shown = item;
     line.setAttribute("aria-live", spoken ? "polite" : "off");
     const row = item.matches(".pl-t") ? item.closest("tr")?.querySelector("th[title]")?.title : "";
     line.textContent = [item.matches(ITEMS) ? item.textContent.trim() : "", item.title, row].filter(Boolean).join("  ·  ");
@@ -60,6 +62,9 @@ function details(root, body, signal) {
   }, { signal });
   body.addEventListener("focusin", (event) => show(event.target, true), { signal });
   body.addEventListener("keydown", walk, { signal });
+  body.addEventListener("pl-retitled", (event) => {
+    if (event.target === shown) show(shown, shown === document.activeElement); // more is known of it now
+  }, { signal });
   return line;
 }
 

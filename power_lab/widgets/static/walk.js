@@ -5,6 +5,7 @@ extras.push((root, body, model, signal) => {
   const bar = element("div", "pl-tools");
   const status = element("span", "pl-status");
   status.setAttribute("role", "status");
+  const newest = model.get("newest"); // whether a newer question ends the one before it
   let asked = 0, waiting; // when the question without an answer was put, and the timer that tells of waiting
   const say = (text, bad) => {
     status.textContent = text;
@@ -19,7 +20,7 @@ extras.push((root, body, model, signal) => {
     const button = element("button", "", label);
     button.type = "button";
     button.addEventListener("click", () => {
-      if (asked && Date.now() - asked < RETRY) return; // a busy kernel would otherwise collect questions
+      if (!newest && asked && Date.now() - asked < RETRY) return; // a busy kernel would otherwise collect questions
       try {
         model.send({ kind: "go", to });
         settle();
@@ -35,6 +36,10 @@ extras.push((root, body, model, signal) => {
   bar.append(status);
   root.insertBefore(bar, body);
   const answer = (message) => {
+    if (message.kind === "stopped" && message.asked === "go") {
+      settle();
+      say("Stopped; this is the last place", false);
+    }
     if (message.kind !== "body" && message.kind !== "gone") return;
     settle();
     if (message.kind === "body") replace(body, message.html);

@@ -13,7 +13,7 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -34,7 +34,7 @@ from power_lab.engine.vitals import (
     ShapesReport,
     StepRecord,
 )
-from power_lab.errors import CapacityError, ConfigError, EngineClosed, ModelFileError
+from power_lab.errors import CapacityError, ConfigError, EngineClosed, ModelFileError, RequestCancelled
 
 
 class FakeTicket:
@@ -87,7 +87,7 @@ class FakeEngine:
         self._numbers = itertools.count()
         self._closed = False
         self._live: dict[int, FakeTicket] = {}
-        self._tokens = 0
+        self._tokens = self._looks = 0
 
     def submit(
         self,
@@ -197,7 +197,7 @@ class FakeEngine:
             running=len(self._live),
             waiting=0,
             steps=0,
-            requests=0,
+            requests=self._looks,
             tokens=0,
             drafted=0,
             accepted=0,
@@ -241,8 +241,31 @@ class FakeEngine:
     def lookup(self, prompt: Prompt, *, chat: bool | None = None, cache_key: str = "") -> LookupReport:
         raise ConfigError("lookup", repr((prompt, chat, cache_key)))
 
-    def lens(self, ask: LensAsk) -> LensReport:
-        raise ConfigError("lens", repr(ask.position))
+    def lens(self, ask: LensAsk, cancelled: Callable[[], bool] | None = None) -> LensReport:
+        """With cache key `slow` the first token of an output is answered, and the others are looked at until nobody wants them."""
+        if ask.namespace != "slow":
+            raise ConfigError("lens", repr(ask.position))
+        number, said = next(self._numbers), ask.tokens[ask.position]
+        self._looks += 1
+        self._live[number] = FakeTicket(number)
+        try:
+            while ask.position != ask.prompt:
+                if cancelled is not None and cancelled():
+                    raise RequestCancelled("Nobody wants it.")
+                time.sleep(0.01)
+        finally:
+            del self._live[number]
+        facts = {
+            "seed": 0,
+            "temperature": 0.0,
+            "candidates": (),
+            "piece": "",
+            "context": "",
+            "draft": None,
+            "why": "",
+            "noise": "",
+        }
+        return LensReport(position=ask.position, index=0, chosen=said, said=said, exact=True, **facts)
 
     def tokenize(self, text: str) -> list[int]:
         return list(text.encode())

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 
+import msgspec
 import psutil
 import pytest
 
@@ -13,8 +15,8 @@ from power_lab.engine.host import protocol as wire
 from power_lab.engine.host.client import HostClient
 from power_lab.engine.host.pulse import BACKLOG, SUBSCRIPTIONS
 from power_lab.engine.request import SamplingParams
-from power_lab.engine.vitals import Vitals
-from power_lab.errors import ConfigError, EngineClosed, HostUnavailable, PowerLabError, QueueFull
+from power_lab.engine.vitals import LensAsk, Vitals
+from power_lab.errors import ConfigError, EngineClosed, HostUnavailable, PowerLabError, QueueFull, RequestCancelled
 from tests.hosting import HANG_S, Home, eventually, kill, raises
 
 LONG = SamplingParams(max_tokens=1_000_000, seed=1)
@@ -202,6 +204,30 @@ def test_arguments_of_questions_arrive(home: Home):
     assert "([1, 2], False, 'k')" in str(asked)
     assert engine.steps() == ()
     assert "lens" in str(raises(ConfigError, lambda: engine.client.query("lens", engine.key)))
+
+
+SLOW_LOOK = LensAsk(tokens=(1, 2, 3), prompt=1, position=2, params=SamplingParams(), namespace="slow")
+
+
+def test_a_look_that_nobody_wants_any_more_ends_in_the_engine(home: Home):
+    engine, stop = home.engine(), threading.Event()
+    assert engine.lens(msgspec.structs.replace(SLOW_LOOK, position=1), stop.is_set).exact
+    thread = threading.Thread(target=lambda: raises(RequestCancelled, lambda: engine.lens(SLOW_LOOK, stop.is_set)))
+    thread.start()
+    eventually(lambda: engine.status().running == 1)
+    stop.set()
+    thread.join(HANG_S)
+    eventually(lambda: engine.status().running == 0)
+
+
+def test_a_look_ends_with_its_client(home: Home):
+    engine, another = home.engine(), home.engine()
+    thread = threading.Thread(target=lambda: raises(HostUnavailable, lambda: engine.lens(SLOW_LOOK)))
+    thread.start()
+    eventually(lambda: another.status().running == 1)
+    engine.client.close()
+    thread.join(HANG_S)
+    eventually(lambda: another.status().running == 0)
 
 
 def _connected(home: Home) -> socket.socket:

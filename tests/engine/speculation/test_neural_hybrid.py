@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from power_lab.engine.request import SamplingParams
-from power_lab.engine.speculation.drafters import Draft, DraftAsk
+from power_lab.engine.speculation.drafters import COPY, Draft, DraftAsk
 from power_lab.engine.speculation.drafters.copied import FADE, FAST, LEAST, NETWORK, SEEN, Copied
 from power_lab.engine.speculation.drafters.neural.hybrid import HybridDrafter
 from power_lab.engine.speculation.metrics import Metrics
@@ -53,6 +53,37 @@ def test_copies_where_there_are_some_and_asks_the_network_elsewhere() -> None:
     assert first.tokens == (5, 6, 7, 8, 5, 6, 7, 8, 5, 6) and not first.confidence
     assert second.tokens == tuple(range(1, NETWORK + 1)) and len(second.confidence) == NETWORK
     assert third.tokens == (2, 4, 1) and network.asked == [1]
+    assert [draft.drafter for draft in (first, second, third)] == [COPY, "network", COPY]
+
+
+def test_each_round_says_which_part_drafted_it(numba_ops: Callable[[int], Ops]) -> None:
+    """Of drafts that the host makes; where the device chooses, only rounds without the network are known to be copies."""
+    options: dict[str, Any] = {"speculate": "hybrid", "controller": "fixed", "width": 7, "ignore_eos": True, "seed": 1}
+    prompt = [65 + t % 4 for t in range(50)]
+    kinds = {}
+    for where, ops in (("host", numba_ops(1)), ("device", Lagged(numba_ops(1)))):
+        engine = drafters.engine(drafters.KINDS["mtp"](tiny.Shape(scale=1.2), ops), max_batch=4)
+        record = engine.generate(prompt, SamplingParams(max_tokens=150, **options))
+        known = list(record.prompt_tokens)
+        for entry in record.rounds:
+            _, length = reference.recall(known, 7)
+            part = "" if not entry.drafted else COPY if length >= LEAST else "mtp"
+            # Without the network the search drafts even where it finds nothing.
+            assert entry.drafter == part or (where == "device" and part and entry.drafter in (COPY, "hybrid"))
+            known += entry.emitted
+        kinds[where] = {entry.drafter for entry in record.rounds if entry.drafted}
+    assert kinds["host"] == {COPY, "mtp"} and {COPY, "hybrid"} <= kinds["device"]
+
+
+@pytest.mark.parametrize("name", ["mtp", "lookup", "off"])
+def test_a_drafter_of_one_part_drafts_under_its_name(name: str, numba_ops: Callable[[int], Ops]) -> None:
+    for ops in (numba_ops(1), Lagged(numba_ops(1))):
+        engine = drafters.engine(drafters.KINDS["mtp"](tiny.Shape(scale=1.2), ops), max_batch=4)
+        options: dict[str, Any] = {"controller": "fixed", "width": 3, "ignore_eos": True, "logit_bias": {65: 60.0}}
+        params = SamplingParams(max_tokens=40, speculate=name, seed=1, **options)
+        rounds = engine.generate([65 + t % 4 for t in range(50)], params).rounds
+        assert all(entry.drafter == (name if entry.drafted else "") for entry in rounds)
+        assert any(entry.drafted for entry in rounds) == (name != "off")
 
 
 def test_what_copying_brings_is_learnt_from_every_round() -> None:

@@ -130,7 +130,10 @@ def test_a_controller_bounds_what_is_asked_for_and_what_is_kept() -> None:
     for request in (first, second, long):
         proposer.begin(request)
     proposals = proposer.propose({1: 8, 2: 4, 3: 0}, [first, second, long])
-    assert proposals == {1: Proposal("", 0.0, 2, "two"), 2: Proposal("", 0.0, 2, "two")}
+    assert proposals == {
+        1: Proposal("", 0.0, 2, "two", drafter="scripted"),
+        2: Proposal("", 0.0, 2, "two", drafter="scripted"),
+    }
     assert (first.drafts, second.drafts, long.drafts) == ((5, 6), (5, 6), ())
     assert calls == [("scripted", 2, 3, 0.0)]
     proposer.observe(first, 2, 1, 0.5)

@@ -41,6 +41,7 @@ class Draft:
         confidence: for each token the probability, as the drafter sees it, that the target says it if it said those before; () where the
             drafter has no opinion.
         note: why there is none, where the drafter can say.
+        drafter: which part of it made them, "" for a drafter of one part.
         later: whether there may be some when it is asked again, as it has not read the request's tokens yet.
     """
 
@@ -48,6 +49,7 @@ class Draft:
     confidence: tuple[float, ...] = ()
     note: str = ""
     later: bool = False
+    drafter: str = ""
 
     def gated(self, gate: float) -> tuple[Draft, str]:
         """As far as its first token that is less sure than `gate`, and what to add to the reason of its round where that cuts it."""
@@ -84,6 +86,9 @@ class Drafter(Protocol):
         """The request is over; forget it."""
         ...
 
+
+COPY = "copy"
+"""The part of a drafter that copies what followed the same tokens before."""
 
 TRAINED = ("mtp", "eagle", "dflash", "dflash2", "dspark")
 """Names of drafters that are trained for their target."""

@@ -19,7 +19,7 @@ import numpy as np
 
 from power_lab.engine.graphs import coverage_of
 from power_lab.engine.shapes import Shape
-from power_lab.engine.speculation.drafters import Draft, DraftAsk, Drafter
+from power_lab.engine.speculation.drafters import COPY, Draft, DraftAsk, Drafter
 from power_lab.engine.speculation.drafters.copied import LEAST, NETWORK, Copied
 from power_lab.engine.speculation.drafters.neural import Companion, Drafting, Resuming, Room
 from power_lab.engine.speculation.drafters.neural.inputs import Block, Filled
@@ -138,7 +138,12 @@ class HybridDrafter:
             if length < LEAST
         ]
         guesses = iter(self._network.propose(guessed) if guessed else ())
-        return [next(guesses) if length < LEAST else Draft(tuple(drafts.tolist())) for drafts, length in found]
+        return [
+            replace(next(guesses), drafter=self._network.name)
+            if length < LEAST
+            else Draft(tuple(drafts.tolist()), drafter=COPY)
+            for drafts, length in found
+        ]
 
     def resume(self, blocks: Sequence[Block], marks: Array) -> Drafting:
         """See `Resuming`."""
