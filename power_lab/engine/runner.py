@@ -81,7 +81,7 @@ class Runner:
     Args:
         model: the decoder with its weights.
         sizes: the bounds.
-        graph_bytes: budget of captured graphs. graphs: False runs every step operation by operation.
+        graph_bytes: budget of captured graphs. graphs: False runs every step operation by operation. buckets: as of `Graphs`.
         clock: monotonic seconds.
         observer: called with each plan and its logits (f32 [Q, V], valid during the call); for tests and teaching.
         companion: a trained drafter that rides along in every forward pass.
@@ -98,13 +98,14 @@ class Runner:
         clock: Callable[[], float],
         graph_bytes: int,
         graphs: bool = True,
+        buckets: tuple[int, ...] = (),
         observer: Observer | None = None,
         companion: Companion | None = None,
     ) -> None:
         self.companion = companion
         self.model = model
         self.ops: Ops = model.ops
-        self.graphs = Graphs(self.ops, graph_bytes, graphs)
+        self.graphs = Graphs(self.ops, graph_bytes, graphs, buckets)
         rows, sampled = (self.graphs.coverage.cover(count) or count for count in (sizes.rows, sizes.sampled))
         pages = -(-sizes.context // BLOCK)
         self.workspace = Workspace.make(model.spec, self.ops, rows, sampled, model.weights.head.operand)

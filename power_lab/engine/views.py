@@ -10,7 +10,7 @@ import msgspec
 
 from power_lab.engine.blocks import DUMMY, BlockPool
 from power_lab.engine.config import OWNERS, EngineConfig
-from power_lab.engine.graphs import KEPT_ROWS
+from power_lab.engine.graphs import coverage_of
 from power_lab.engine.loader import Loaded
 from power_lab.engine.memory import PoolPlan
 from power_lab.engine.plan import Span, StepPlan
@@ -24,6 +24,7 @@ from power_lab.engine.speculation.metrics import Metrics
 from power_lab.engine.speculation.rollback import Replayed
 from power_lab.engine.speculation.transaction import Proposal
 from power_lab.engine.trace import BlockState, Logprob, Round, Step
+from power_lab.kernels.ops import Ops
 
 
 @dataclass(slots=True)
@@ -261,6 +262,21 @@ def drafters(loaded: Loaded, companion: Companion | None) -> list[str]:
     return ["lookup", "ngram", *(["draft-model"] if loaded.draft is not None else []), *trained]
 
 
+def _buckets(config: EngineConfig, ops: Ops) -> tuple[str, str]:
+    """The row buckets in force, and why these."""
+    if ops.mode == "fast" or not config.graph_mb:
+        return "none", "no step is recorded"
+    declared, rows = config.buckets or ops.row_buckets, coverage_of(ops, config.buckets)
+    if not declared:
+        return f"1 to {rows.most}", "default: on a CPU nothing is padded; each count of rows is recorded as it is"
+    why = (
+        "as asked"
+        if config.buckets
+        else "default: this device's table; `lab.inspect.shapes()` says which would pad less"
+    )
+    return ", ".join(map(str, declared)), f"{why}; steps of more than {rows.most} rows run operation by operation"
+
+
 def explain(config: EngineConfig, loaded: Loaded, pool: PoolPlan, companion: Companion | None) -> tuple[Decision, ...]:
     """Settings with their owners and reasons, then the mechanisms. The pool's context may be below the model's."""
     facts, ops = loaded.facts, loaded.model.ops
@@ -274,7 +290,9 @@ def explain(config: EngineConfig, loaded: Loaded, pool: PoolPlan, companion: Com
         "context": pool.context,
         "kv_tokens": pool.kv_tokens,
     }
-    reasons = loaded.reasons | {"kv_tokens": pool.kv_reason}
+    buckets, why_buckets = _buckets(config, ops)
+    resolved["buckets"] = buckets
+    reasons = loaded.reasons | {"kv_tokens": pool.kv_reason, "buckets": why_buckets}
     if (
         pool.context < facts.context
     ):  # a loaded model that was given to an engine with less room, or what the device has room for
@@ -331,9 +349,10 @@ def explain(config: EngineConfig, loaded: Loaded, pool: PoolPlan, companion: Com
             if ops.mode == "fast"
             else "as asked (graph_mb=0)"
             if not config.graph_mb
-            else f"the forward pass of up to {KEPT_ROWS} rows is recorded once for each shape and replayed"
+            else f"the forward pass of up to {coverage_of(ops, config.buckets).most} rows is recorded once for each shape and replayed"
             if not ops.asynchronous
-            else f"steps of up to {max(ops.row_buckets)} rows, sampling included, are padded to a bucket, recorded once and replayed",
+            else f"steps of up to {coverage_of(ops, config.buckets).most} rows, sampling included, are padded to a bucket, recorded once"
+            " and replayed",
         ),
         Decision(key="kv_dtype", value=ops.kv_dtype, owner="backend", reason="keys and values are not quantised"),
     ]
