@@ -64,7 +64,7 @@ def assemble(config: EngineConfig, loaded: Loaded, clock: Callable[[], float], o
     sizes = Sizes(limits.step_tokens, limits.sampled_rows, limits.max_batch, longest)
     companion: Companion | None = None
     if loaded.trained is not None:  # before anything is captured: all scratch is one
-        rows = coverage_of(loaded.model.ops).cover(limits.step_tokens) or limits.step_tokens
+        rows = coverage_of(loaded.model.ops, config.buckets).cover(limits.step_tokens) or limits.step_tokens
         room = Room(
             rows=rows, batch=limits.max_batch, context=longest, clock=clock, graph_bytes=draft_budget, graphs=graphs
         )
@@ -75,6 +75,7 @@ def assemble(config: EngineConfig, loaded: Loaded, clock: Callable[[], float], o
         clock=clock,
         graph_bytes=budget,
         graphs=graphs,
+        buckets=config.buckets,
         observer=observer,
         companion=companion,
     )
@@ -100,7 +101,7 @@ def assemble(config: EngineConfig, loaded: Loaded, clock: Callable[[], float], o
         kept.append(Cursor("the draft model's KV"))
     rollback = Rollback(kept, clock)
     have = {"draft_model": draft, "companion": companion}
-    buckets = runner.ops.row_buckets if graphs else ()
+    buckets = config.buckets or runner.ops.row_buckets if graphs else ()
     costs, rounds = MeasuredCosts(buckets), RoundCosts(buckets)
     proposer = Proposer(
         partial(make_drafter, **have, remedy=partial(remedy, model=loaded.facts.model, sha256=loaded.facts.sha256)),

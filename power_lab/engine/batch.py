@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from itertools import accumulate, chain, zip_longest
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 
 from power_lab.engine import sampler
 from power_lab.engine.plan import StepPlan
-from power_lab.engine.request import Request
+from power_lab.engine.request import Request, SamplingParams
 from power_lab.kernels.ops import BLOCK, Array, Batch, Moved, Onward, Ops, SampleRows
 
 ALIGNED = 16  # kernels read 16 bytes at a time
@@ -51,6 +52,15 @@ class Layout:
         return self.hosts[id(memory)][0]
 
 
+class _Shown(NamedTuple):
+    """What lies in a piece of staging memory of a step that goes by its plan: block tables, and the controls of so many draws each."""
+
+    layout: Layout
+    tables: Sequence[tuple[int, ...]] = ()
+    params: Sequence[SamplingParams] = ()
+    counts: Sequence[int] = ()
+
+
 class Inputs:
     """A runner's index arrays and sampling controls. Arrays stay where they are for steps of one shape, so that captured graphs find each
     step's values in them.
@@ -79,7 +89,7 @@ class Inputs:
         self._layouts: OrderedDict[tuple[int, int], Layout] = OrderedDict()
         self._raw = ops.empty((self._places(rows, sampled)[1],), "uint8")
         self._staging = ops.staging(self._raw)
-        self._shown: dict[int, object] = {}  # whose controls lie in a piece of staging memory, and where
+        self._shown: dict[int, object] = {}  # by the piece of staging memory, what lies in it
         self._sent: object = None  # what the device holds of a step that goes on from marks, and nothing else
         self._beside = ops.empty(self._raw.shape, "uint8") if resumes else None  # where such steps' rows move to
         self._ints, self._floats = ops.asarray(np.zeros(1, np.int32)), ops.asarray(np.zeros(1, np.float32))
@@ -115,19 +125,22 @@ class Inputs:
         if self._holds(steady):
             return
         memory = self._staging.open()
-        host = layout.host(memory)
+        host, tables = layout.host(memory), [span.blocks for span in plan.spans]
+        shown = self._shown.pop(id(memory), None)
+        if not isinstance(shown, _Shown) or shown.layout is not layout:
+            shown = _Shown(layout)
+        if plan.rows < len(host["ids"]):
+            tables.append(())  # padding is a sequence of its own at position 0 of the dummy page
+        _fill_tables(host["tables"], tables, shown.tables)
         _fill_rows(host, plan)
         if self._resumes:
             _fill_onward(host, plan, drafts)
+        params, counts = sampler.params_of(plan, requests), [span.sampled for span in plan.spans if span.sampled]
         # A request's controls never change: where they lie as they did, and nothing else was written there since, they are left.
-        shown = lists or (
-            len(host["ids"]),
-            len(host["sampled"]),
-            *((span.request_id, span.sampled) for span in plan.spans),
-        )
-        sampler.fill(host, plan, requests, lists, again=self._shown.pop(id(memory), None) == shown)
-        self._shown[id(memory)] = shown
-        self._send(layout, len(plan.spans) + (plan.rows < len(layout.batch.ids)), steady)
+        if lists is not None or counts != shown.counts or params != shown.params:
+            sampler.fill(host, params, counts, lists)
+        self._shown[id(memory)] = _Shown(layout, tables, params if lists is None else [], counts)
+        self._send(layout, len(tables), steady)
 
     def _holds(self, steady: object) -> bool:
         """Whether the device holds what follows from `steady` alone; if not, nothing is known of what it holds until the next copy."""
@@ -193,33 +206,39 @@ def slots_of(tables: np.ndarray, owner: np.ndarray, positions: np.ndarray) -> np
     return tables[owner, positions // BLOCK].astype(np.int64) * BLOCK + positions % BLOCK
 
 
+def _fill_tables(to: np.ndarray, tables: Sequence[tuple[int, ...]], shown: Sequence[tuple[int, ...]]) -> None:
+    """Write block tables where others are shown; most steps change few."""
+    for row, (blocks, before) in enumerate(zip_longest(tables, shown[: len(tables)])):
+        if blocks != before:
+            to[row, : len(blocks)] = blocks
+            to[row, len(blocks) :] = 0
+
+
 def _fill_rows(host: Mapping[str, np.ndarray], plan: StepPlan) -> None:
-    """Write the index arrays of `Batch`."""
+    """Write the index arrays of `Batch`, whose tables are there, and where draws are."""
     spans, tables = plan.spans, host["tables"]
-    counts = np.array([span.rows for span in spans])
+    counts = np.array([len(span.tokens) for span in spans])
     starts = np.array([span.origin for span in spans])
     ends = np.cumsum(counts)
-    total, padding = int(ends[-1]), len(host["ids"]) - int(ends[-1])
+    total = int(ends[-1])
     owner = np.repeat(np.arange(len(spans)), counts)
     positions: np.ndarray = np.arange(total) - np.repeat(ends - counts - starts, counts)
-    for row, span in enumerate(spans):
-        tables[row, : len(span.blocks)] = span.blocks
-        tables[row, len(span.blocks) :] = 0
-    host["ids"][:total] = [token for span in spans for token in span.tokens]
+    host["ids"][:total] = list(chain.from_iterable([span.tokens for span in spans]))
     host["row_positions"][:total] = positions
     host["table_of"][:total] = owner
     host["slots"][:total] = slots_of(tables, owner, positions)
     if "before" in host:
         host["before"][:total] = np.where(positions > 0, slots_of(tables, owner, np.maximum(positions - 1, 0)), -1)
         host["before"][total:] = -1
-    rows = [row for end, span in zip(ends.tolist(), spans, strict=True) for row in range(end - span.sampled, end)]
+    draws = np.array([span.sampled for span in spans])
+    drawn = np.cumsum(draws)
+    rows = np.arange(drawn[-1]) + np.repeat(ends - drawn, draws)  # the last rows of each span
     host["sampled"][: len(rows)] = rows
     host["sampled"][len(rows) :] = 0
-    if padding:  # a sequence of its own at position 0 of the dummy page
-        tables[len(spans)] = 0
-        host["table_of"][total:] = len(spans)
-        for name in ("ids", "row_positions", "slots"):
-            host[name][total:] = 0
+    host["positions"][: len(rows)] = positions[rows] + 1  # of the tokens that are drawn
+    host["table_of"][total:] = len(spans)
+    for name in ("ids", "row_positions", "slots"):
+        host[name][total:] = 0
 
 
 def _steady(layout: Layout, plan: StepPlan, drafts: Sequence[Sequence[int]]) -> object:

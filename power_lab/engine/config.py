@@ -6,6 +6,7 @@ import os
 import site
 import sys
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -30,6 +31,7 @@ OWNERS: dict[str, str] = {
     "prefix_cache": "runtime",
     "overlap": "runtime",
     "graph_mb": "runtime",
+    "buckets": "backend",
     "host_profile": "host",
 }
 """Which kind of decision each setting is (DESIGN section 5); shown by `lab.explain()`."""
@@ -38,6 +40,7 @@ AUTO_DRAFT = "auto"
 TRAINED_DRAFTS = ("dflash", "dflash2", "dspark", "mtp", "eagle")
 """What `draft` may say beside a model's name or path and a drafter's path."""
 
+MOST_BUCKETS = 128
 CPU_KV_TOKENS = 8192
 """The KV pool where none is asked for and the device shares the machine's memory with everything else."""
 
@@ -62,6 +65,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         prefix_cache: whether full blocks are kept and reused by later requests.
         overlap: whether the next step is planned and launched while a GPU works on this one.
         graph_mb: MiB that recorded graphs may take; those that were not used for longest make room. 0 records none.
+        buckets: row counts, ascending, that the model's steps are padded to before they are recorded; longer steps run operation by
+            operation. Empty is the device's own: a table on a GPU; on a CPU, where nothing is padded, every count of up to 64. Drafters
+            keep the device's.
         host_profile: whether the engine's thread asks the system for priority and for cores of its own, and a GPU for a stream that is
             served first; `lab.explain()` says what it got.
     """
@@ -79,6 +85,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     prefix_cache: bool = True
     overlap: bool = True
     graph_mb: int = 512
+    buckets: tuple[int, ...] = ()
     host_profile: bool = False
 
     def __post_init__(self) -> None:
@@ -91,12 +98,34 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         _between("max_batch", self.max_batch, 1, 4096)
         _between("queue_limit", self.queue_limit, 1, 1 << 20)
         _between("graph_mb", self.graph_mb, 0, 1 << 20)
+        self._check_buckets()
         if self.kv_tokens % 64:
             raise ConfigError(
                 "kv_tokens", f"{self.kv_tokens} is not a multiple of 64", f"Use {-(-self.kv_tokens // 64) * 64}."
             )
         if not self.kv_tokens and self.device == "cpu":  # so that equal engines have equal configurations
             msgspec.structs.force_setattr(self, "kv_tokens", CPU_KV_TOKENS)
+
+    def _check_buckets(self) -> None:
+        """Raises ConfigError for buckets that are none, that no step fits in, or that nothing is recorded in."""
+        rows = self.buckets
+        if not isinstance(rows, tuple) or any(type(one) is not int for one in rows):
+            raise ConfigError("buckets", f"{rows!r} is not a tuple of row counts", "Write buckets=(1, 2, 4, 8).")
+        if not rows:
+            return
+        if len(rows) > MOST_BUCKETS:
+            raise ConfigError(
+                "buckets", f"{len(rows)} are more than the {MOST_BUCKETS} graphs that are kept", "Use fewer."
+            )
+        if rows[0] < 1 or any(low >= high for low, high in pairwise(rows)):
+            told = "Write each count once, from 1 on, the smallest first."
+            raise ConfigError("buckets", f"{rows} is not ascending from 1 on", told)
+        if rows[-1] > self.step_tokens:
+            told = f"Leave out what is above {self.step_tokens}, or raise step_tokens."
+            raise ConfigError("buckets", f"no step has {rows[-1]} rows: step_tokens is {self.step_tokens}", told)
+        if self.mode == "fast" or not self.graph_mb:
+            why = "graph_mb is 0" if not self.graph_mb else "mode is fast"
+            raise ConfigError("buckets", f"no step is recorded: {why}", "Leave buckets out, or change that.")
 
     @classmethod
     def of(cls, settings: dict[str, Any]) -> EngineConfig:

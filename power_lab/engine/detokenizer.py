@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Protocol
 
 from power_lab.errors import ConfigError
@@ -79,6 +80,17 @@ class StreamDecoder:
         text = "" if self.stopped is not None else self._release(self._bytes.decode("utf-8", "replace"))
         text, self._held, self._bytes = text + self._held, "", b""
         return text
+
+    def after(self, token: int) -> tuple[StreamDecoder, str]:
+        """The decoder behind one more token, and the text that is then certain. This one stays as it is: what comes back is itself where
+        whole characters came and nothing is held back, as with most tokens, and else a `clone`."""
+        if not (self._bytes or self._stops or self._drop):
+            if token in self._skip:
+                return self, ""
+            with suppress(UnicodeDecodeError):
+                return self, self._vocabulary.token_bytes(token).decode()
+        twin = self.clone()
+        return twin, twin.push((token,))
 
     def clone(self) -> StreamDecoder:
         """An independent decoder in the same state; costs a few attribute copies."""

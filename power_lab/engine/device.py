@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from power_lab.engine.config import EngineConfig
+from power_lab.kernels.ops import Ops
 
 DRIVER = Path("/dev/nvidiactl")
 LEAST = (9, 0)  # compute capability that the kernels are tested on
@@ -27,3 +28,13 @@ def choose(config: EngineConfig) -> tuple[str, str]:
         told, least = (".".join(map(str, c)) for c in (capability, LEAST))
         return "cpu", f"the CPU: {name} has compute capability {told}, and the kernels are tested from {least} on"
     return "cuda", f"{name}, because it is there"
+
+
+def stream_priority(ops: Ops) -> int | None:
+    """Priority of the stream that steps run on, read back from the device; None on a CPU, which has no streams."""
+    if not ops.compiles_for:
+        return None
+    import torch
+
+    with ops.step():
+        return torch.cuda.current_stream().priority

@@ -14,6 +14,7 @@ from power_lab.engine import hostprofile, intake, prefix, views
 from power_lab.engine.assembly import assemble
 from power_lab.engine.chat import NextPrompt, Turn, next_prompt
 from power_lab.engine.config import EngineConfig, Paths
+from power_lab.engine.device import stream_priority
 from power_lab.engine.hostprofile import Change, HostProfile
 from power_lab.engine.inspection import LensAsk, LensReport, LookupReport, PrefixTree, ShapesReport, StepRecord
 from power_lab.engine.interrupts import Critical, Interrupts
@@ -335,7 +336,9 @@ class Engine:
                 self._runner.ops.close()  # in turn: another engine may be stepping on the same threads
 
     def _run(self) -> None:
-        self._host = hostprofile.apply(HostProfile.of(self.config.host_profile))
+        profile = HostProfile.of(self.config.host_profile)
+        stream = stream_priority(self._runner.ops) if profile.stream_priority else None
+        self._host = hostprofile.apply(profile, stream=stream)
         while True:
             with self._lock:
                 self._wake.wait_for(lambda: self._closing or self._stepper.busy)

@@ -28,7 +28,7 @@ class Flight:
     """
 
     def __init__(
-        self, plan: StepPlan, lives: list[Live], proposals: dict[int, Proposal], load: dict[str, int], begun: float
+        self, plan: StepPlan, lives: list[Live], proposals: dict[int, Proposal], load: views.Load, begun: float
     ) -> None:
         self.plan = plan
         self.lives = lives
@@ -53,14 +53,14 @@ class Flight:
         times: forward, sample and commit seconds. wall_s: seconds that the step took of its engine's time.
         told: what was run again for a request since its last round.
         """
-        facts, at = views.StepFacts.of(self.plan, self.load, times, wall_s), 0
+        facts, at, logprobs = views.StepFacts.of(self.plan, self.load, times, wall_s), 0, sampled.logprobs
         for span, live, decided in zip(self.plan.spans, self.lives, verdicts, strict=True):
             first, at = at, at + span.sampled
             if decided is None:
                 continue
-            outcome, since = decided[0], live.since(now)
-            asked = live.request.params.logprobs is not None  # a neighbour may have asked alone
-            logprobs = sampled.logprobs[first : first + len(outcome.emitted)] if asked and sampled.logprobs else []
+            outcome, since, logs = decided[0], live.since(now), ()
+            if logprobs and live.request.params.logprobs is not None:  # a neighbour may have asked alone
+                logs = logprobs[first : first + len(outcome.emitted)]
             proposal, replayed = self.proposals.get(span.request_id), told(span.request_id) if outcome.emitted else None
-            round_ = views.round_of(facts, span, outcome, proposal, since, logprobs, replayed)
+            round_ = facts.round_of(span, outcome, proposal, since, logs, replayed)
             yield live, decided, round_, facts.step_of(span, since)

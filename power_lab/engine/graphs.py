@@ -20,9 +20,10 @@ CANNOT = "this mode's library calls cannot be recorded"
 OFF = "graphs are off"
 
 
-def coverage_of(ops: Ops) -> Coverage:
-    """The rows of captured steps on a device."""
-    return Coverage(ops.row_buckets) if ops.row_buckets else Coverage.exact(KEPT_ROWS)
+def coverage_of(ops: Ops, buckets: tuple[int, ...] = ()) -> Coverage:
+    """The rows of captured steps on a device: these buckets, or where there are none its own."""
+    declared = buckets or ops.row_buckets
+    return Coverage(declared) if declared else Coverage.exact(KEPT_ROWS)
 
 
 class Graphs:
@@ -32,20 +33,21 @@ class Graphs:
         ops: the device.
         budget: bytes that graphs may occupy; the one that was not used for longest goes first.
         enabled: False runs every step operation by operation.
+        buckets: row counts that shapes are padded to; without, the device's.
 
     Attributes:
         coverage: the declared row buckets.
         registry: what became of each shape.
     """
 
-    def __init__(self, ops: Ops, budget: int, enabled: bool = True) -> None:
+    def __init__(self, ops: Ops, budget: int, enabled: bool = True, buckets: tuple[int, ...] = ()) -> None:
         self._ops = ops
         self._budget = budget
         self._kept: OrderedDict[Shape, tuple[Graph, Array]] = OrderedDict()
         self._seen: set[Shape] = set()
         self._refused: dict[Shape, str] = {}  # what could not be captured, and why
         self.enabled = enabled
-        self.coverage = coverage_of(ops)
+        self.coverage = coverage_of(ops, buckets)
         self.registry = Registry()
 
     def __len__(self) -> int:

@@ -81,12 +81,13 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
         return Decision(key=f"host {self.setting}", value=value, owner="host", reason=self.reason)
 
 
-def apply(profile: HostProfile, topology: Path = TOPOLOGY) -> tuple[Change, ...]:
+def apply(profile: HostProfile, topology: Path = TOPOLOGY, stream: int | None = None) -> tuple[Change, ...]:
     """Ask for a profile, for the calling thread. Nothing that is refused raises: it is in the change's reason.
 
     Args:
         profile: what to ask for.
         topology: folder with a `cpuN/topology` for each CPU, as Linux has it.
+        stream: priority of the stream that steps run on, read from the device, which was asked for it when it was made; None: it has none.
 
     Returns one change for each setting that the profile names.
     """
@@ -96,8 +97,7 @@ def apply(profile: HostProfile, topology: Path = TOPOLOGY) -> tuple[Change, ...]
     if profile.physical_cores:
         changes.append(_pin(topology, profile.least_cores))
     if profile.stream_priority:
-        reason = "a GPU's stream is made with it; the nearest that the device has is taken"
-        changes.append(_change("stream priority", (0,), (profile.stream_priority,), reason))
+        changes.append(_stream(profile.stream_priority, stream))
     return tuple(changes)
 
 
@@ -167,6 +167,16 @@ def _pin(topology: Path, least: int) -> Change:
     except OSError as error:
         return _change("affinity", before, before, _refusal(error))
     return _change("affinity", before, cores, f"one hardware thread of each of {len(cores)} cores")
+
+
+def _stream(asked: int, priority: int | None) -> Change:
+    if priority is None:
+        return _change("stream priority", (), (), "left: not on a CPU, which has no streams")
+    if priority == 0:
+        return _change("stream priority", (0,), (0,), f"left: the device made no stream of priority {asked}")
+    return _change(
+        "stream priority", (0,), (priority,), f"steps run on a stream of their own; the profile asks for {asked}"
+    )
 
 
 def _change(setting: Setting, before: tuple[int, ...], after: tuple[int, ...], reason: str) -> Change:

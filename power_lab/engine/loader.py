@@ -128,7 +128,7 @@ def load(config: EngineConfig, paths: Paths, progress: Report) -> Loaded:
         context=context,
         vocab=spec.vocab,
         quantisation=weights.bytes_by_type,
-        config=msgspec.to_builtins(config),
+        config={**msgspec.to_builtins(config), "buckets": ", ".join(map(str, config.buckets))},
         mode=config.mode,
         device=device,
         threads=threads,

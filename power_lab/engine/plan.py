@@ -68,4 +68,4 @@ class StepPlan(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def rows(self) -> int:
-        return sum(span.rows for span in self.spans)
+        return sum([len(span.tokens) for span in self.spans])

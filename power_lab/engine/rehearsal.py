@@ -59,19 +59,24 @@ def bounds(config: EngineConfig, context: int) -> Sizes:
     return Sizes(rows, min(rows, limits.sampled_rows), limits.max_batch, context)
 
 
-def rehearse(model: Decoder, sizes: Sizes, graphs: bool = True, trained: Trained | None = None) -> None:
+def rehearse(
+    model: Decoder, sizes: Sizes, graphs: bool = True, trained: Trained | None = None, buckets: tuple[int, ...] = ()
+) -> None:
     """Run the operations of all steps within these bounds, and the exactness probe's, on a model whose table computes nothing.
 
-    graphs: whether steps are padded as where they are captured. trained: a drafter that rides along, whose launches are run, too.
+    graphs: whether steps are padded as where they are captured, to these buckets, if there are some. trained: a drafter that rides along,
+        whose launches are run, too.
     """
     companion: Companion | None = None
     if trained is not None:
-        rows = coverage_of(model.ops).cover(sizes.rows) or sizes.rows
+        rows = coverage_of(model.ops, buckets).cover(sizes.rows) or sizes.rows
         room = Room(
             rows=rows, batch=sizes.spans, context=sizes.context, clock=time.monotonic, graph_bytes=0, graphs=graphs
         )
         companion = hybrid.beside(trained.companion(room), model.ops, room)
-    runner = Runner(model, sizes, clock=time.monotonic, graph_bytes=0, graphs=graphs, companion=companion)
+    runner = Runner(
+        model, sizes, clock=time.monotonic, graph_bytes=0, graphs=graphs, buckets=buckets, companion=companion
+    )
     runner.make_pool(2)
     for step in steps(sizes, runner.graphs.coverage.rows):
         runner.launch(*step)
@@ -195,7 +200,8 @@ def main(asked: Asked, folder: Path) -> int:
     with Variants(asked.capability) if asked.launchers else Variants(asked.capability, None) as variants:
         drafter = Path(asked.drafter) if asked.drafter else None
         model, trained = read(Path(asked.model), DryOps(), asked.context, asked.vocab, drafter)
-        rehearse(model, bounds(asked.config, asked.context), asked.config.graph_mb > 0, trained)
+        config = asked.config
+        rehearse(model, bounds(config, asked.context), config.graph_mb > 0, trained, config.buckets)
     return compile_share({variant.key: variant.compile for variant in variants}, folder)
 
 

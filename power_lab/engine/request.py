@@ -122,6 +122,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                 raise ConfigError("logit_bias", f"token id {token} is negative")
             _check(f"logit_bias[{token}]", value, -1000.0, 1000.0)
 
+    @property
+    def penalised(self) -> bool:
+        """Whether what is drawn depends on the tokens before, beside the logits."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0
+
 
 def _check(key: str, value: float, low: float, high: float) -> None:
     """Raises ConfigError unless `value` is within low..high, and an int where they are."""
@@ -182,8 +187,8 @@ class Request:
 
     @property
     def penalised(self) -> bool:
-        """Whether what is drawn depends on the tokens before, beside the logits."""
-        return self.params.repetition_penalty != 1.0 or self.params.presence_penalty != 0.0
+        """As of its parameters."""
+        return self.params.penalised
 
     @property
     def shareable(self) -> int:

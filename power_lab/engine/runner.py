@@ -81,7 +81,7 @@ class Runner:
     Args:
         model: the decoder with its weights.
         sizes: the bounds.
-        graph_bytes: budget of captured graphs. graphs: False runs every step operation by operation.
+        graph_bytes: budget of captured graphs. graphs: False runs every step operation by operation. buckets: as of `Graphs`.
         clock: monotonic seconds.
         observer: called with each plan and its logits (f32 [Q, V], valid during the call); for tests and teaching.
         companion: a trained drafter that rides along in every forward pass.
@@ -98,13 +98,14 @@ class Runner:
         clock: Callable[[], float],
         graph_bytes: int,
         graphs: bool = True,
+        buckets: tuple[int, ...] = (),
         observer: Observer | None = None,
         companion: Companion | None = None,
     ) -> None:
         self.companion = companion
         self.model = model
         self.ops: Ops = model.ops
-        self.graphs = Graphs(self.ops, graph_bytes, graphs)
+        self.graphs = Graphs(self.ops, graph_bytes, graphs, buckets)
         rows, sampled = (self.graphs.coverage.cover(count) or count for count in (sizes.rows, sizes.sampled))
         pages = -(-sizes.context // BLOCK)
         self.workspace = Workspace.make(model.spec, self.ops, rows, sampled, model.weights.head.operand)
@@ -118,6 +119,7 @@ class Runner:
         self._tokens = self.ops.empty((sampled,), "int32")
         self._drawn: dict[int, Array] = {}  # the first so many of them: to cut an array takes microseconds
         self._shapes: dict[ResumedShape, ResumedShape] = {}
+        self._asked = sampler.Asked.of([])  # by the last step
         self.caches: tuple[KVCache, ...] = ()
         self._clock = clock
         self.observer = observer
@@ -156,14 +158,15 @@ class Runner:
         places are what that step comes to. drafter: makes their drafts.
         """
         start = self._clock()
-        lists, draw = sampler.lists(plan, requests), sampler.draw(plan, requests)
-        sampled = sum(span.sampled for span in plan.spans)
-        asked = self._shape(plan.rows, sampled, draw, lists is not None)
+        wanted = self._wanted(plan, requests)
+        lists = sampler.lists(plan, requests) if wanted.listed else None
+        sampled = sum([span.sampled for span in plan.spans])
+        asked = self._shape(plan.rows, sampled, wanted.draw, wanted.listed)
         shape = self.graphs.cover(asked)
         layout = self.inputs.layout(shape.rows, shape.sampled)
         resumed = any(span.resumes >= 0 for span in plan.spans)
         with self.ops.step():
-            drafting = self._drafting(plan, requests, drafter)
+            drafting = self._drafting(plan, requests, drafter) if resumed else None
             drafts = _by_span(plan, drafting)
             self.inputs.fill(layout, plan, requests, lists, drafts)
             if resumed:
@@ -176,8 +179,8 @@ class Runner:
             if not sampled:
                 return Launched(plan, shape, None, drafts, False, False, False, forwarded - start, 0.0)
             if shape.sampling == "apart":
-                self._draw_apart(layout, logits[:sampled], lists, draw)
-            top = sampler.wanted_logprobs(plan, requests)
+                self._draw_apart(layout, logits[:sampled], lists, wanted.draw)
+            top = wanted.logprobs
             if sampled not in self._drawn:
                 self._drawn[sampled] = self._tokens[:sampled]
             tokens = self._drawn[sampled]
@@ -201,6 +204,13 @@ class Runner:
         on_device = launched.fetched.seconds
         times = (on_device, 0.0) if on_device else (launched.forward_s, launched.sample_s)
         return Sampled(tuple(tokens.tolist()), logprobs, *times, drafts)
+
+    def _wanted(self, plan: StepPlan, requests: Mapping[int, Request]) -> sampler.Asked:
+        """What draws ask for: mostly what they asked for in the step before, of the same requests, whose parameters never change."""
+        params = sampler.params_of(plan, requests)
+        if params != self._asked.params:
+            self._asked = sampler.Asked.of(params)
+        return self._asked
 
     def _shape(self, rows: int, sampled: int, draw: Draw, listed: bool) -> Shape:
         if not sampled:
@@ -260,5 +270,7 @@ class Runner:
 
 def _by_span(plan: StepPlan, drafting: Drafting | None) -> tuple[tuple[int, ...], ...]:
     """Of each span, where its drafts are drawn."""
-    made = iter(() if drafting is None else drafting.rows)
+    if drafting is None:
+        return ((),) * len(plan.spans)
+    made = iter(drafting.rows)
     return tuple(next(made) if span.resumes >= 0 and span.drafts else () for span in plan.spans)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from power_lab.engine.plan import Span, StepPlan
-from power_lab.engine.request import Request
+from power_lab.engine.plan import StepPlan
+from power_lab.engine.request import Request, SamplingParams
 from power_lab.engine.trace import Logprob
 from power_lab.kernels.ops import Draw
 
@@ -49,11 +49,30 @@ class Lists:
     bias_span: np.ndarray
 
 
-def draw(plan: StepPlan, requests: Mapping[int, Request]) -> Draw:
-    """What no row of the step goes beyond."""
-    params = [requests[span.request_id].params for span in plan.spans if span.sampled]
-    drawn = [p for p in params if p.temperature > 0]
-    return "limited" if any(p.top_k or p.top_p < 1 for p in drawn) else "random" if drawn else "greedy"
+class Asked(NamedTuple):
+    """What the draws of a step ask for.
+
+    Attributes:
+        params: of each request that has some. draw: what no row goes beyond.
+        listed: whether any has penalties or biases. logprobs: most alternatives that one asks for, None: nobody does.
+    """
+
+    params: list[SamplingParams]
+    draw: Draw
+    listed: bool
+    logprobs: int | None
+
+    @classmethod
+    def of(cls, params: list[SamplingParams]) -> Asked:
+        drawn = [p for p in params if p.temperature > 0]
+        draw = "limited" if any(p.top_k or p.top_p < 1 for p in drawn) else "random" if drawn else "greedy"
+        listed = any(p.penalised or p.logit_bias for p in params)
+        return cls(params, draw, listed, max((p.logprobs for p in params if p.logprobs is not None), default=None))
+
+
+def params_of(plan: StepPlan, requests: Mapping[int, Request]) -> list[SamplingParams]:
+    """Of each span with draws."""
+    return [requests[span.request_id].params for span in plan.spans if span.sampled]
 
 
 def lists(plan: StepPlan, requests: Mapping[int, Request]) -> Lists | None:
@@ -90,24 +109,13 @@ def lists(plan: StepPlan, requests: Mapping[int, Request]) -> Lists | None:
 
 
 def fill(
-    host: Mapping[str, np.ndarray],
-    plan: StepPlan,
-    requests: Mapping[int, Request],
-    given: Lists | None,
-    again: bool = False,
+    host: Mapping[str, np.ndarray], params: Sequence[SamplingParams], counts: Sequence[int], given: Lists | None
 ) -> None:
-    """Write the columns of `COLUMNS` for the plan's logit rows; rows beyond them draw greedily and are not looked at.
-
-    again: only positions have changed since the last time.
-    """
-    sampled = [(span, requests[span.request_id]) for span in plan.spans if span.sampled]
-    counts = [span.sampled for span, _ in sampled]
+    """Write the columns of `COLUMNS` for so many logit rows of each request, but for positions; rows beyond them draw greedily and are not
+    looked at."""
     total = sum(counts)
-    host["positions"][:total] = [span.origin + row for span, _ in sampled for row in _drawn(span)]
-    if again:
-        return
     for name, of in _PARAMS.items():
-        values = [getattr(request.params, of) for _, request in sampled]
+        values = [getattr(one, of) for one in params]
         host[name][:total] = values if total == len(values) else np.repeat(values, counts)
     if given is None:
         host["history_span"][:total], host["bias_span"][:total] = 0, 0
@@ -116,17 +124,6 @@ def fill(
     if total < len(host["positions"]):
         for name, (_, _, padding) in COLUMNS.items():
             host[name][total:] = padding
-
-
-def _drawn(span: Span) -> range:
-    """The rows of a span after which a token is drawn, as distances from its start, each plus one: the token's."""
-    return range(span.rows - span.sampled + 1, span.rows + 1)
-
-
-def wanted_logprobs(plan: StepPlan, requests: Mapping[int, Request]) -> int | None:
-    """How many alternatives to compute for the step's logit rows; None when no request asks for log-probabilities."""
-    wanted = [requests[span.request_id].params.logprobs for span in plan.spans if span.sampled]
-    return max((count for count in wanted if count is not None), default=None)
 
 
 def logprobs(fetched: Sequence[np.ndarray], plan: StepPlan, requests: Mapping[int, Request]) -> list[Logprob]:

@@ -18,7 +18,7 @@ which that was, once the step before is committed.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -69,19 +69,18 @@ def blocks_for(tokens: int) -> int:
     return -(-tokens // BLOCK_TOKENS)
 
 
-class _Ahead(msgspec.Struct, frozen=True, gc=False):
-    """A request after the step in flight.
+class _Then(msgspec.Struct, frozen=True, gc=False):
+    """A request as it will be after the step in flight, or is where that has nothing of it.
 
     Attributes:
-        computed: its computed tokens, at most. sampled: how many more are known then (0 or 1); draw: which draw of the step that one is.
-        drafts: how many fewer tokens it may have. span: of the plan in flight.
+        computed, known: its tokens, at most.
+        span: of the plan in flight, -1: none. draw: which draw of that step its last token is, -1: it is known already.
     """
 
     computed: int
-    sampled: int
-    draw: int
-    drafts: int
-    span: int
+    known: int
+    span: int = -1
+    draw: int = -1
 
 
 class _Short(Exception):
@@ -130,15 +129,17 @@ class Scheduler:
 
     def expire(self, now: float) -> list[Request]:
         """End cancelled requests and those past their deadline; cancellation wins a tie. Returns the ended ones."""
-        ended = []
-        for request in list(self):
+        ended = [
+            request
+            for request in (*self.running, *self.waiting)
+            if request.cancelled or (request.deadline is not None and now >= request.deadline)
+        ]
+        for request in ended:
             if request.cancelled:
                 self.end(request, Finish.CANCELLED, RequestCancelled(f"Request {request.id} was cancelled."))
-            elif request.deadline is not None and now >= request.deadline:
+            else:
                 error = DeadlineExceeded(f"Request {request.id} passed its deadline after {request.emitted} tokens.")
                 self.end(request, Finish.DEADLINE, error)
-            if request.finish is not None:
-                ended.append(request)
         return ended
 
     def end(self, request: Request, finish: Finish, error: Exception | None = None) -> None:
@@ -166,10 +167,10 @@ class Scheduler:
     def resumed_rooms(self) -> dict[int, int]:
         """How many drafts each request of the step in flight can have verified by the step behind it, whatever comes of this one. Those
         that may have come to their limit by then are left out."""
-        ahead, rooms = self._ahead(), {}
-        for request in self.running:
-            if request.id in ahead and ahead[request.id].sampled:
-                room = request.limit - _progress(request, ahead)[1] - 1
+        rooms = {}
+        for request, then in zip(self.running, self._afterwards(), strict=True):
+            if then.draw >= 0:
+                room = request.limit - then.known - 1
                 if room >= 0:
                     rooms[request.id] = min(request.params.width, room)
         return rooms
@@ -184,25 +185,28 @@ class Scheduler:
         spans: list[Span] = []
         preempted: list[int] = []
         rows, logits = self.limits.step_tokens, self.limits.sampled_rows
-        ahead = self._ahead()
+        running, afterwards = list(self.running), self._afterwards()
         # Each request behind the one at hand, and the first that could be admitted, keeps a row, and each behind it the blocks of
         # its known tokens: so drafts never starve a neighbour and never preempt one.
-        behind = len(self.running) + (bool(self.waiting) and len(self.running) < self.limits.max_batch)
-        owed = sum(_lacking(request, ahead) for request in self.running)
-        for request in list(self.running):
+        behind = len(running) + (bool(self.waiting) and len(running) < self.limits.max_batch)
+        lacking = [
+            blocks_for(then.known) - len(request.blocks) for request, then in zip(running, afterwards, strict=True)
+        ]
+        owed = sum(lacking)
+        for request, then, lacks in zip(running, afterwards, lacking, strict=True):
             behind -= 1
-            owed -= _lacking(request, ahead)
+            owed -= lacks
             if request.id in preempted:
                 continue
             try:
-                span = self._grow(request, ahead, rows, min(rows, logits) - behind - 1, owed, preempted, resume)
+                span = self._grow(request, then, rows, min(rows, logits) - behind - 1, owed, preempted, resume)
             except _Short:
                 self._give_back(spans)
                 return self._nothing()
             if span is not None:
                 spans.append(span)
-                rows -= span.rows
-                logits -= max(span.sampled, 1)
+                rows -= len(span.tokens)
+                logits -= span.sampled or 1
         if not preempted:
             self._admit(spans, rows, logits)
         if not spans:
@@ -248,6 +252,8 @@ class Scheduler:
 
     def awaited(self, plan: StepPlan) -> tuple[bool, ...]:
         """For each span of a step in flight whether its request still waits for it: it has neither ended nor been preempted since."""
+        if not self._lost:
+            return (True,) * len(plan.spans)
         return tuple((plan.step, span.request_id) not in self._lost for span in plan.spans)
 
     def commit(self, plan: StepPlan, outcomes: Sequence[Outcome | None]) -> list[Request]:
@@ -272,7 +278,7 @@ class Scheduler:
         for request, span, outcome in settled:
             request.drafts = ()
             request.tokens.extend(outcome.emitted)
-            request.computed = span.start + span.rows - span.drafts + outcome.accepted
+            request.computed = span.start + len(span.tokens) - span.drafts + outcome.accepted
             if outcome.finish is not Finish.ERROR:  # blocks of a failed request are never offered to others
                 self._settle(request, span)
             if outcome.finish is not None:
@@ -308,25 +314,27 @@ class Scheduler:
     def _land(self, plan: StepPlan) -> None:
         """A step is in flight no longer."""
         self._flying.remove(plan)
-        self._lost = {(step, request) for step, request in self._lost if step != plan.step}
+        if self._lost:
+            self._lost = {(step, request) for step, request in self._lost if step != plan.step}
 
     def _foreseen(self) -> bool:
         """Whether each request of the step in flight, if there is one, will have one token more after it, whatever it is."""
+        if not self._flying:
+            return True
         by_id = {request.id: request for request in self.running}
         spans = [span for plan in self._flying for span in self._awaited(plan)]
         return all(not span.drafts and by_id[span.request_id].foreseeable for span in spans)
 
-    def _ahead(self) -> dict[int, _Ahead]:
-        """The requests that await the step in flight, as they will be after it."""
-        ahead, draw = {}, 0
-        by_id = {request.id: request for request in self.running}
+    def _afterwards(self) -> list[_Then]:
+        """Each running request as it will be after the step in flight."""
+        flying: dict[int, tuple[Span, int, int]] = {}
         for plan in self._flying:
+            draw = 0
             for at, (span, awaited) in enumerate(zip(plan.spans, self.awaited(plan), strict=True)):
-                if awaited:  # the step before this one is committed: its request says where the span begins
-                    end = by_id[span.request_id].computed + span.rows
-                    ahead[span.request_id] = _Ahead(end, min(1, span.sampled), draw, span.drafts, at)
+                if awaited:
+                    flying[span.request_id] = span, at, draw
                 draw += span.sampled
-        return ahead
+        return [_then(request, flying.get(request.id)) for request in self.running]
 
     def _nothing(self) -> None:
         """No plan: drafts of this step are not those of the next one."""
@@ -338,12 +346,11 @@ class Scheduler:
         for span in spans:
             request = by_id[span.request_id]
             request.drafts = ()
-            self._trim(request)
+            if len(request.blocks) > blocks_for(request.computed):
+                self._trim(request)
 
     def _trim(self, request: Request) -> None:
         """Give the blocks back that neither its computed tokens nor a step in flight need."""
-        if len(request.blocks) <= blocks_for(request.computed):
-            return
         keep = blocks_for(max(request.computed, *self._ends(request), 0))
         self.pool.release(request.blocks[keep:])
         del request.blocks[keep:]
@@ -356,7 +363,7 @@ class Scheduler:
     def _grow(
         self,
         request: Request,
-        ahead: Mapping[int, _Ahead],
+        then: _Then,
         rows: int,
         draft_rows: int,
         owed: int,
@@ -364,14 +371,20 @@ class Scheduler:
         resume: bool = False,
     ) -> Span | None:
         """Rows for a running request, preempting later ones if the pool is short. `owed` blocks are not for its drafts."""
-        computed, known = _progress(request, ahead)
-        end = _chunk_end(computed, known, rows)
-        if end <= computed or (request.id in ahead and known >= request.limit):  # its last token is on its way
+        end = then.known if then.known - then.computed <= rows else _chunk_end(then.computed, then.known, rows)
+        if end <= then.computed or (then.span >= 0 and then.known >= request.limit):  # its last token is on its way
             return None
-        drafts = request.drafts[: max(0, draft_rows)] if end == computed + 1 == known else ()
-        room = (len(request.blocks) + self.pool.available - owed) * BLOCK_TOKENS
-        drafts = drafts[: max(0, room - end)]
-        while (fresh := self.pool.allocate(max(0, blocks_for(end + len(drafts)) - len(request.blocks)))) is None:
+        drafts = request.drafts
+        if drafts:
+            drafts = drafts[: max(0, draft_rows)] if end == then.computed + 1 == then.known else ()
+            room = (len(request.blocks) + self.pool.available - owed) * BLOCK_TOKENS
+            drafts = drafts[: max(0, room - end)]
+        short = blocks_for(end + len(drafts)) - len(request.blocks)
+        while short > 0:
+            fresh = self.pool.allocate(short)
+            if fresh is not None:
+                request.blocks.extend(fresh)
+                break
             if self._flying:
                 raise _Short
             victim = self.running[-1]
@@ -379,7 +392,7 @@ class Scheduler:
             preempted.append(victim.id)
             if victim is request:
                 return None
-        return self._span(request, computed, end, drafts, fresh, ahead, resume)
+        return self._span(request, then, end, drafts, resume)
 
     def _admit(self, spans: list[Span], rows: int, logits: int) -> None:
         """Start waiting requests, first come first served, while rows, logit rows, batch and blocks last."""
@@ -398,9 +411,10 @@ class Scheduler:
             end = _chunk_end(request.computed, len(request.tokens), rows)
             fresh = self.pool.allocate(blocks_for(end) - len(hits))
             assert fresh is not None, "room was checked before blocks were taken"
+            request.blocks.extend(fresh)
             self.waiting.popleft()
             self.running.append(request)
-            span = self._span(request, request.computed, end, (), fresh, {})
+            span = self._span(request, _Then(request.computed, len(request.tokens)), end)
             spans.append(span)
             rows -= span.rows
             logits -= span.sampled
@@ -419,28 +433,17 @@ class Scheduler:
         return hits
 
     def _span(
-        self,
-        request: Request,
-        start: int,
-        end: int,
-        drafts: tuple[int, ...],
-        fresh: list[int],
-        ahead: Mapping[int, _Ahead],
-        resume: bool = False,
+        self, request: Request, then: _Then, end: int, drafts: tuple[int, ...] = (), resume: bool = False
     ) -> Span:
-        request.blocks.extend(fresh)
-        if resume and request.id in ahead and ahead[request.id].sampled:
+        """Rows from `then` on, in blocks that the request has."""
+        start, drawn = then.computed, then.draw >= 0
+        if resume and drawn:
             count, blocks = 1 + len(drafts), self._table(request, start + 1 + len(drafts))
-            return Span(request.id, start, (UNKNOWN,) * count, len(drafts), count, blocks, ahead[request.id].span)
-        tokens = request.tokens[start:end]
-        whole = end == len(request.tokens)
-        if request.id in ahead and ahead[request.id].sampled:  # the token at the end is the one that is being drawn
-            tokens.append(-ahead[request.id].draw - 1)
-            whole = True
-        sampled = len(drafts) + 1 if whole else 0
-        tokens += drafts
-        blocks = self._table(request, start + len(tokens))
-        return Span(request.id, start, tuple(tokens), len(drafts), sampled, blocks)
+            return Span(request.id, start, (UNKNOWN,) * count, len(drafts), count, blocks, then.span)
+        known = (-then.draw - 1,) if drawn else ()  # the token at the end is the one that is being drawn
+        tokens = (*request.tokens[start:end], *known, *drafts)
+        sampled = len(drafts) + 1 if drawn or end == len(request.tokens) else 0
+        return Span(request.id, start, tokens, len(drafts), sampled, self._table(request, start + len(tokens)))
 
     def _table(self, request: Request, end: int) -> tuple[int, ...]:
         """The blocks that cover positions up to `end`. Any behind these were for a step in flight, and are given back with it."""
@@ -463,9 +466,13 @@ class Scheduler:
 
     def _settle(self, request: Request, span: Span) -> None:
         """Seal blocks that became full and give back those that only held rejected drafts."""
-        self._trim(request)
-        first, full = span.start // BLOCK_TOKENS, min(request.computed, request.shareable) // BLOCK_TOKENS
-        if not self._reuse or first >= full:
+        if len(request.blocks) > blocks_for(request.computed):
+            self._trim(request)
+        first = span.start // BLOCK_TOKENS
+        if not self._reuse or first >= request.computed // BLOCK_TOKENS:
+            return
+        full = min(request.computed, request.shareable) // BLOCK_TOKENS
+        if first >= full:
             return
         start = self._root(request.namespace)
         chain(start, request.tokens, full, request.hashes)
@@ -474,17 +481,14 @@ class Scheduler:
             request.blocks[index] = self.pool.seal(request.blocks[index], request.hashes[index], parent, index)
 
 
-def _progress(request: Request, ahead: Mapping[int, _Ahead]) -> tuple[int, int]:
-    """(computed, known) tokens of a request, as they will be after the step in flight, at most."""
-    if request.id not in ahead:
-        return request.computed, len(request.tokens)
-    then = ahead[request.id]
-    return then.computed, len(request.tokens) + then.sampled + then.drafts
-
-
-def _lacking(request: Request, ahead: Mapping[int, _Ahead]) -> int:
-    """Blocks that a running request still needs for its known tokens."""
-    return blocks_for(_progress(request, ahead)[1]) - len(request.blocks)
+def _then(request: Request, flying: tuple[Span, int, int] | None) -> _Then:
+    """flying: its span of the step in flight, where that is in the plan, and its first draw."""
+    known = len(request.tokens)
+    if flying is None:
+        return _Then(request.computed, known)
+    span, at, draw = flying  # the step before this one is committed: the request says where the span begins
+    computed = request.computed + len(span.tokens)
+    return _Then(computed, known + 1 + span.drafts, at, draw) if span.sampled else _Then(computed, known, at)
 
 
 def _chunk_end(computed: int, known: int, rows: int) -> int:
@@ -496,15 +500,14 @@ def _chunk_end(computed: int, known: int, rows: int) -> int:
 
 
 def _check(request: Request, span: Span, outcome: Outcome) -> None:
+    emitted, accepted, finish = len(outcome.emitted), outcome.accepted, outcome.finish
     assert request.computed == span.start and len(request.blocks) >= len(span.blocks), (
         f"request {request.id} moved since the plan"
     )
-    assert 0 <= outcome.accepted <= min(span.drafts, len(outcome.emitted)), "more accepted than drafted or emitted"
-    assert len(outcome.emitted) <= span.sampled, "more emitted than sampled"
-    failed = outcome.finish is Finish.ERROR
-    assert bool(outcome.emitted) == bool(span.sampled) or failed, "a sampled span emits at least one token"
-    assert len(request.tokens) + len(outcome.emitted) <= request.limit, "a request outgrew its limit"
-    ends = outcome.finish is not None or not span.sampled
-    assert ends or len(outcome.emitted) == outcome.accepted + 1, (
+    assert 0 <= accepted <= span.drafts and accepted <= emitted, "more accepted than drafted or emitted"
+    assert emitted <= span.sampled, "more emitted than sampled"
+    assert emitted or not span.sampled or finish is Finish.ERROR, "a sampled span emits at least one token"
+    assert len(request.tokens) + emitted <= request.limit, "a request outgrew its limit"
+    assert emitted == accepted + 1 or finish is not None or not span.sampled, (
         "a round emits the accepted drafts and one token of the target"
     )

@@ -146,7 +146,7 @@ class Stepper:
                     live.corpus = self._proposer.remembered(live.request.namespace)
             if resumption is not None:
                 proposals = resumption.proposals
-            elif ahead:
+            elif ahead and not self._proposer.idle:
                 proposals = self._proposer.rest([live.request for live in lives])
             flight = Flight(plan, lives, proposals, views.load_of(self._scheduler), self._clock())
             self._flights.append(flight)
@@ -244,6 +244,8 @@ class Stepper:
             self._costs.add_step(shape, shape.rows, own)
         if resumed or not drafts:
             self._rounds.add_step(shape, shape.rows, own, drafts=drafts, light=flight.launched.light)
+        if self._proposer.idle:
+            return
         for span, live, decided in zip(flight.plan.spans, flight.lives, verdicts, strict=True):
             if decided is None:
                 continue
@@ -267,7 +269,8 @@ class Stepper:
         times, step = (sampled.forward_s, sampled.sample_s, commit_s), None
         for live, (_, verdict), round_, step in flight.events(sampled, verdicts, times, wall, now, self._rollback.told):
             live.accept(verdict, round_, step, now)
-            self.totals.count_speculation(live.request.params.speculate, step, round_)
+            if live.request.params.speculate != "off":
+                self.totals.count_speculation(live.request.params.speculate, step, round_)
         self.monitor.add(flight, sampled, step, self.totals, self._committed)
         for request in ended:
             if request in self._scheduler.kept:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from typing import NamedTuple, get_args
+
+import msgspec
 
 from power_lab.engine.blocks import DUMMY, BlockPool
 from power_lab.engine.config import OWNERS, EngineConfig
-from power_lab.engine.graphs import KEPT_ROWS
+from power_lab.engine.graphs import coverage_of
 from power_lab.engine.loader import Loaded
 from power_lab.engine.memory import PoolPlan
 from power_lab.engine.plan import Span, StepPlan
@@ -23,6 +24,7 @@ from power_lab.engine.speculation.metrics import Metrics
 from power_lab.engine.speculation.rollback import Replayed
 from power_lab.engine.speculation.transaction import Proposal
 from power_lab.engine.trace import BlockState, Logprob, Round, Step
+from power_lab.kernels.ops import Ops
 
 
 @dataclass(slots=True)
@@ -43,16 +45,17 @@ class Totals:
 
     def count(self, plan: StepPlan, outcomes: Sequence[Outcome], now: float) -> None:
         self.steps += 1
-        self.tokens += sum(len(outcome.emitted) for outcome in outcomes)
-        self.drafted += sum(span.drafts for span in plan.spans)
-        self.accepted += sum(outcome.accepted for outcome in outcomes)
-        self.passes += sum(1 for outcome in outcomes if outcome.emitted)
+        for outcome in outcomes:
+            if outcome.emitted:
+                self.passes += 1
+                self.tokens += len(outcome.emitted)
+                self.accepted += outcome.accepted
+        self.drafted += sum([span.drafts for span in plan.spans])
         self.preempted += len(plan.preempted)
         self.last_step = now
 
     def count_speculation(self, drafter: str, step: Step, round_: Round | None) -> None:
-        if drafter != "off":
-            self.speculated.setdefault(drafter, Metrics()).add(step, round_)
+        self.speculated.setdefault(drafter, Metrics()).add(step, round_)
 
     def status(self, scheduler: Scheduler, now: float) -> EngineStatus:
         pool = scheduler.pool
@@ -73,86 +76,112 @@ class Totals:
         )
 
 
+class Load(NamedTuple):
+    """Requests and blocks, as in `Step`."""
+
+    running: int
+    waiting: int
+    free_blocks: int
+    cached_blocks: int
+    used_blocks: int
+
+
 @dataclass(frozen=True, slots=True)
 class StepFacts:
     """What the trace events of all requests of a step have in common, counted once.
 
     Attributes:
-        step, rows, requests: number, rows and spans of the step.
-        times: forward, sample and commit seconds.
-        common: fields of `Step`.
+        plan: the step. prefill, decode, verify: its rows by phase; rows: all of them.
+        load: requests and blocks after its planning.
+        forward_s, sample_s, commit_s: seconds of its parts; wall_s: of the whole.
     """
 
-    step: int
+    plan: StepPlan
+    prefill: int
+    decode: int
+    verify: int
     rows: int
-    requests: int
-    times: tuple[float, float, float]
-    common: dict[str, Any]
+    load: Load
+    forward_s: float
+    sample_s: float
+    commit_s: float
+    wall_s: float
 
     @classmethod
-    def of(cls, plan: StepPlan, load: dict[str, int], times: tuple[float, float, float], wall_s: float) -> StepFacts:
-        """`load` is from after the step's planning."""
-        rows: Counter[str] = Counter()
-        for span in plan.spans:
-            rows[span.phase] += span.rows
-        phases = {f"{phase}_rows": rows[phase] for phase in ("prefill", "decode", "verify")}
-        common = {"step": plan.step, "preempted": len(plan.preempted), "wall_s": wall_s, **phases, **load}
-        return cls(plan.step, rows.total(), len(plan.spans), times, common)
+    def of(cls, plan: StepPlan, load: Load, times: tuple[float, float, float], wall_s: float) -> StepFacts:
+        """times: forward, sample and commit seconds."""
+        verify = sum([len(span.tokens) for span in plan.spans if span.drafts])
+        decode = sum([span.phase == "decode" for span in plan.spans])
+        rows = plan.rows
+        return cls(plan, rows - decode - verify, decode, verify, rows, load, *times, wall_s)
 
     def step_of(self, span: Span, at: float) -> Step:
         """The trace event of a step, for the request of one of its spans."""
-        return Step(own_rows=span.rows, at=at, **self.common)
+        load = self.load
+        return Step(  # of at most 15 words: a call with more makes a dictionary of them first, which takes three times as long
+            step=self.plan.step,
+            prefill_rows=self.prefill,
+            decode_rows=self.decode,
+            verify_rows=self.verify,
+            own_rows=len(span.tokens),
+            running=load.running,
+            waiting=load.waiting,
+            preempted=len(self.plan.preempted),
+            free_blocks=load.free_blocks,
+            cached_blocks=load.cached_blocks,
+            used_blocks=load.used_blocks,
+            wall_s=self.wall_s,
+            at=at,
+        )
+
+    def round_of(
+        self,
+        span: Span,
+        outcome: Outcome,
+        proposal: Proposal | None,
+        at: float,
+        logprobs: Sequence[Logprob],
+        replayed: Replayed | None = None,
+    ) -> Round | None:
+        """The trace event of a sampled span; None for rows inside a prompt and where nothing could be drawn."""
+        if not outcome.emitted:
+            return None
+        known = len(span.tokens) - span.drafts
+        round_ = Round(  # as above: what only speculation knows is put in behind
+            step=self.plan.step,
+            start=span.start + known,
+            drafted=span.tokens[known:],
+            accepted=outcome.accepted,
+            emitted=outcome.emitted,
+            rows=self.rows,
+            requests=len(self.plan.spans),
+            draft_s=proposal.seconds if proposal is not None else 0.0,
+            forward_s=self.forward_s,
+            sample_s=self.sample_s,
+            commit_s=self.commit_s,
+            at=at,
+            logprobs=tuple(logprobs),
+        )
+        if replayed is not None:
+            round_ = msgspec.structs.replace(round_, replays=replayed.passes, replay_s=replayed.seconds)
+        if proposal is None:
+            return round_
+        return msgspec.structs.replace(
+            round_,
+            note=proposal.told(round_.drafted),
+            width=proposal.width,
+            why=proposal.why,
+            reachable=proposal.reach(outcome.emitted),
+            resumed=proposal.resumed and bool(round_.drafted),
+            light=proposal.light and bool(round_.drafted),
+            drafter=proposal.drafter if round_.drafted else "",
+        )
 
 
-def round_of(
-    shared: StepFacts,
-    span: Span,
-    outcome: Outcome,
-    proposal: Proposal | None,
-    at: float,
-    logprobs: Sequence[Logprob],
-    replayed: Replayed | None = None,
-) -> Round | None:
-    """The trace event of a sampled span; None for rows inside a prompt and where nothing could be drawn."""
-    if not outcome.emitted:
-        return None
-    drafted = span.tokens[span.rows - span.drafts :]
-    return Round(
-        step=shared.step,
-        start=span.start + span.rows - span.drafts,
-        drafted=drafted,
-        accepted=outcome.accepted,
-        emitted=outcome.emitted,
-        rows=shared.rows,
-        requests=shared.requests,
-        draft_s=proposal.seconds if proposal is not None else 0.0,
-        forward_s=shared.times[0],
-        sample_s=shared.times[1],
-        commit_s=shared.times[2],
-        at=at,
-        logprobs=tuple(logprobs),
-        note=proposal.told(drafted) if proposal is not None else "",
-        width=proposal.width if proposal is not None else -1,
-        why=proposal.why if proposal is not None else "",
-        reachable=proposal.reach(outcome.emitted) if proposal is not None else -1,
-        resumed=proposal is not None and proposal.resumed and bool(drafted),
-        light=proposal is not None and proposal.light and bool(drafted),
-        replays=replayed.passes if replayed is not None else 0,
-        replay_s=replayed.seconds if replayed is not None else 0.0,
-        drafter=proposal.drafter if proposal is not None and drafted else "",
-    )
-
-
-def load_of(scheduler: Scheduler) -> dict[str, int]:
-    """Requests and blocks as they are now, by the names of `Step`'s fields."""
+def load_of(scheduler: Scheduler) -> Load:
+    """Requests and blocks as they are now."""
     pool = scheduler.pool
-    return {
-        "running": len(scheduler.running),
-        "waiting": len(scheduler.waiting),
-        "free_blocks": pool.free,
-        "cached_blocks": pool.cached,
-        "used_blocks": pool.used,
-    }
+    return Load(len(scheduler.running), len(scheduler.waiting), pool.free, pool.cached, pool.used)
 
 
 def blocks(pool: BlockPool, requests: Sequence[Request]) -> tuple[BlockState, ...]:
@@ -234,6 +263,21 @@ def drafters(loaded: Loaded, companion: Companion | None) -> list[str]:
     return ["lookup", "ngram", *(["draft-model"] if loaded.draft is not None else []), *trained]
 
 
+def _buckets(config: EngineConfig, ops: Ops) -> tuple[str, str]:
+    """The row buckets in force, and why these."""
+    if ops.mode == "fast" or not config.graph_mb:
+        return "none", "no step is recorded"
+    declared, rows = config.buckets or ops.row_buckets, coverage_of(ops, config.buckets)
+    if not declared:
+        return f"1 to {rows.most}", "default: on a CPU nothing is padded; each count of rows is recorded as it is"
+    why = (
+        "as asked"
+        if config.buckets
+        else "default: this device's table; `lab.inspect.shapes()` says which would pad less"
+    )
+    return ", ".join(map(str, declared)), f"{why}; steps of more than {rows.most} rows run operation by operation"
+
+
 def explain(config: EngineConfig, loaded: Loaded, pool: PoolPlan, companion: Companion | None) -> tuple[Decision, ...]:
     """Settings with their owners and reasons, then the mechanisms. The pool's context may be below the model's."""
     facts, ops = loaded.facts, loaded.model.ops
@@ -247,7 +291,9 @@ def explain(config: EngineConfig, loaded: Loaded, pool: PoolPlan, companion: Com
         "context": pool.context,
         "kv_tokens": pool.kv_tokens,
     }
-    reasons = loaded.reasons | {"kv_tokens": pool.kv_reason}
+    buckets, why_buckets = _buckets(config, ops)
+    resolved["buckets"] = buckets
+    reasons = loaded.reasons | {"kv_tokens": pool.kv_reason, "buckets": why_buckets}
     if (
         pool.context < facts.context
     ):  # a loaded model that was given to an engine with less room, or what the device has room for
@@ -304,9 +350,10 @@ def explain(config: EngineConfig, loaded: Loaded, pool: PoolPlan, companion: Com
             if ops.mode == "fast"
             else "as asked (graph_mb=0)"
             if not config.graph_mb
-            else f"the forward pass of up to {KEPT_ROWS} rows is recorded once for each shape and replayed"
+            else f"the forward pass of up to {coverage_of(ops, config.buckets).most} rows is recorded once for each shape and replayed"
             if not ops.asynchronous
-            else f"steps of up to {max(ops.row_buckets)} rows, sampling included, are padded to a bucket, recorded once and replayed",
+            else f"steps of up to {coverage_of(ops, config.buckets).most} rows, sampling included, are padded to a bucket, recorded once"
+            " and replayed",
         ),
         Decision(key="kv_dtype", value=ops.kv_dtype, owner="backend", reason="keys and values are not quantised"),
     ]

@@ -98,7 +98,7 @@ def _text(value: str) -> str:
 
 
 def settings_of(words: list[str]) -> dict[str, Any]:
-    """`key=value` words as settings; numbers and True/False are read as such. Raises UsageError."""
+    """`key=value` words as settings; numbers, several with commas between, and True/False are read as such. Raises UsageError."""
     found: dict[str, Any] = {}
     for word in words:
         key, equals, value = word.partition("=")
@@ -113,4 +113,5 @@ def _literal(value: str) -> Any:
         read = ast.literal_eval({"true": "True", "false": "False"}.get(value, value))
     except (ValueError, SyntaxError):
         return value
-    return read if isinstance(read, (int, float)) else value
+    numbers = read if isinstance(read, tuple) else (read,)  # buckets=1,2,4
+    return read if numbers and all(isinstance(one, (int, float)) for one in numbers) else value

@@ -33,6 +33,7 @@ SAME_TOKENS = frozenset(
         "prefix_cache",
         "overlap",
         "graph_mb",
+        "buckets",
         "host_profile",
         "logprobs",
         "speculate",
@@ -140,7 +141,8 @@ def _split(settings: Mapping[str, Any]) -> tuple[dict[str, tuple[Any, ...]], Val
         if key not in (*ENGINE, *REQUEST, *OWN):
             known = ", ".join((*REQUEST, *ENGINE, *OWN))
             raise ConfigError(key, "unknown setting", f"Known settings: {known}.")
-        if key in WHOLE or isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
+        whole = key in WHOLE or (key == "buckets" and all(isinstance(one, int) for one in value))
+        if whole or isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
             fixed[key] = value
             continue
         values = tuple(plain({"": one})[""] for one in value)

@@ -29,7 +29,14 @@ def section(report: ShapesReport, planned: BucketReport) -> str:
     )
     sets = f'<table class="pl-lesson"><tbody>{lines}</tbody></table>'
     told = f"<p>{verdict(planned, sum(demand.values()))}</p>{image(drawing(report), alt)}{sets}"
-    return f'{told}<p class="pl-note">{_criterion(planned)}</p>{_choices(planned, demand)}'
+    return f'{told}<p class="pl-note">{_criterion(planned)}</p>{_setting(planned)}{_choices(planned, demand)}'
+
+
+def _setting(planned: BucketReport) -> str:
+    """The better buckets as the call that takes them, to be copied; nothing where they serve no better."""
+    if not planned.declared_uncovered and planned.saved < _WORTH:
+        return ""
+    return f'<p class="pl-note">To take them: <code>lab.configure(buckets={planned.buckets!r})</code></p>'
 
 
 def verdict(planned: BucketReport, steps: int) -> str:

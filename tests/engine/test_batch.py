@@ -98,6 +98,39 @@ def test_a_step_that_still_runs_keeps_its_values(numba_ops: Callable[[int], Ops]
     assert seen == [[start] for start in range(6)]
 
 
+@settings(max_examples=60, deadline=None)
+@given(steps=st.lists(st.tuples(spans, st.integers(0, 2), st.booleans()), min_size=2, max_size=8))
+def test_what_is_left_in_staging_memory_is_what_would_be_written(
+    steps: list[tuple[list[tuple[int, int, int]], int, bool]], numba_ops: Callable[[int], Ops]
+) -> None:
+    """Block tables and controls are written only where others lie there: the arrays are those of inputs that never saw another step."""
+    inputs = Inputs(numba_ops(1), 64, 32, 5, PAGES)
+    for shape, padding, penalised in steps:
+        plan, requests = plan_of(shape)
+        for request in requests.values():
+            request.params = SamplingParams(temperature=0.5, seed=1, presence_penalty=0.5 * penalised)
+        size = plan.rows + padding, sum(span.sampled for span in plan.spans) + padding
+        found = []
+        for one in (inputs, Inputs(numba_ops(1), 64, 32, 5, PAGES)):
+            layout = one.layout(*size)
+            one.fill(layout, plan, requests, sampler.lists(plan, requests))
+            tables = len(plan.spans) + (padding > 0)
+            found.append(
+                {name: values[:tables] if name == "tables" else values for name, values in layout.arrays.items()}
+            )
+        for name, values in found[1].items():
+            np.testing.assert_array_equal(found[0][name], values, name)
+
+
+def test_what_draws_ask_for_is_what_any_request_asks_for() -> None:
+    greedy, warm = SamplingParams(), SamplingParams(temperature=1.0, logprobs=2)
+    assert sampler.Asked.of([greedy, greedy])[1:] == ("greedy", False, None)
+    assert sampler.Asked.of([greedy, warm])[1:] == ("random", False, 2)
+    assert sampler.Asked.of([warm, SamplingParams(temperature=1.0, top_k=3, logprobs=0)])[1:] == ("limited", False, 2)
+    assert sampler.Asked.of([SamplingParams(top_k=3, logit_bias={1: 1.0})])[1:] == ("greedy", True, None)
+    assert sampler.Asked.of([SamplingParams(repetition_penalty=1.5)]).listed
+
+
 def test_lists_are_there_only_for_requests_that_need_them() -> None:
     plan, requests = plan_of([(5, 3, 3), (0, 4, 1)])
     assert sampler.lists(plan, requests) is None

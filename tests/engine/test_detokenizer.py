@@ -154,6 +154,23 @@ def test_a_clone_previews_without_a_trace() -> None:
     assert decoder.push([0xA9]) == "xé"
 
 
+@given(RAW, st.lists(st.integers(0, 100), max_size=8), STOPS)
+@settings(max_examples=500, deadline=None)
+def test_a_decoder_behind_a_token_is_another_or_the_same_as_it_was(
+    raw: bytes, tokens: list[int], stops: tuple[str, ...]
+) -> None:
+    vocabulary = Pieces([*cut(raw, tokens), b"<|end|>"], special=1)
+    pushed = StreamDecoder(vocabulary, stops)
+    decoder = pushed.clone()
+    for token in range(len(vocabulary.pieces)):
+        before = decoder.clone()
+        then, text = decoder.after(token)
+        assert decoder.clone().push([token]) == before.push([token]) == text, "it stays as it is"
+        assert pushed.push([token]) == text and then.stopped == pushed.stopped
+        decoder = then
+    assert decoder.flush() == pushed.flush()
+
+
 def test_an_empty_stop_string_is_refused() -> None:
     with pytest.raises(ConfigError, match="stop"):
         StreamDecoder(BYTES, ("a", ""))

@@ -46,6 +46,7 @@ AXES: dict[str, list[Any]] = {
     "sampling": ["greedy", "temperature", "chain"],
     "threads": [1, 2],
     "device": ["waited for", "behind"],
+    "buckets": [(), (3, 16), (1, 2, 5, 7, 12)],
 }
 SAMPLING: dict[str, dict[str, Any]] = {
     "greedy": {},
@@ -187,6 +188,7 @@ def same_bits(case: dict[str, Any], reference: Ops, ops: Ops, **settings: Any) -
         kv_tokens=pool,
         context=min(pool, tiny.CONTEXT),
         observer=recorder,
+        buckets=case.get("buckets", ()),
         **settings,
     )
     if case["speculate"] == "oracle":

@@ -6,7 +6,10 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -16,7 +19,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from power_lab.engine.hostprofile import Change, HostProfile, apply, physical_cores, restore
+from power_lab.engine.request import SamplingParams
 from power_lab.errors import ConfigError
+from power_lab.kernels.ops import Ops
+from tests import tiny
 
 USABLE = sorted(os.sched_getaffinity(0))
 
@@ -155,10 +161,50 @@ def test_ranges_of_cpus_are_read(tmp_path: Path) -> None:
     assert physical_cores((64, 1, 2), topology) == (1, 2)
 
 
-def test_a_stream_priority_is_a_value_for_the_runner() -> None:
-    (change,) = changes = apply(HostProfile(stream_priority=-1))
-    assert (change.setting, change.before, change.after, change.changed) == ("stream priority", (0,), (-1,), True)
+@pytest.mark.parametrize(
+    ("stream", "before", "after", "reason"),
+    [
+        (-1, (0,), (-1,), "the profile asks for -3"),
+        (0, (0,), (0,), "left: the device made no stream of priority -3"),
+        (None, (), (), "left: not on a CPU"),
+    ],
+)
+def test_a_stream_priority_is_what_the_device_says(
+    stream: int | None, before: tuple[int, ...], after: tuple[int, ...], reason: str
+) -> None:
+    (change,) = changes = apply(HostProfile(stream_priority=-3), stream=stream)
+    assert (change.setting, change.before, change.after) == ("stream priority", before, after)
+    assert reason in change.reason and change.changed == (before != after)
     assert restore(changes) == ()
+
+
+@pytest.mark.parametrize(("capability", "told"), [(0, "none"), (90, "-1 (was 0)")])
+def test_an_engine_tells_what_its_own_device_has(
+    capability: int, told: str, numba_ops: Callable[[int], Ops], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a CPU it used to tell of a GPU's stream. torch is asked which stream is the current one in a step."""
+
+    class Streaming:
+        compiles_for, current = capability, 0
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(numba_ops(1), name)
+
+        @contextmanager
+        def step(self) -> Iterator[None]:
+            self.current = -1
+            yield
+            self.current = 0
+
+    ops = Streaming()
+    monkeypatch.setattr("torch.cuda.current_stream", lambda: SimpleNamespace(priority=ops.current))
+    engine = tiny.engine(tiny.Shape(), ops, threaded=True, host_profile=True)  # type: ignore[arg-type]
+    try:
+        engine.generate([1, 2, 3], SamplingParams(max_tokens=1))  # its thread has begun
+        (decision,) = [one for one in engine.explain() if one.key == "host stream priority"]
+    finally:
+        engine.close()
+    assert decision.value == told
 
 
 def test_the_standard_profile_names_all_three_settings() -> None:

@@ -30,5 +30,6 @@ def test_given_options_become_parameters_and_others_stay_at_their_defaults():
 def test_settings_are_read_as_numbers_truths_or_text():
     words = ["kv_tokens=64", "prefix_cache=false", "mode=fast", "model=a=b"]
     assert settings_of(words) == {"kv_tokens": 64, "prefix_cache": False, "mode": "fast", "model": "a=b"}
+    assert settings_of(["buckets=1,2,8", "model=a,b"]) == {"buckets": (1, 2, 8), "model": "a,b"}
     with pytest.raises(UsageError, match="Write key=value"):
         settings_of(["64"])

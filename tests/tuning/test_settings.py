@@ -23,6 +23,14 @@ def test_what_has_several_values_is_a_dimension_and_the_rest_is_fixed():
     assert made.shape == (2, 1)
 
 
+def test_buckets_are_one_set_or_several() -> None:
+    assert plan({"buckets": (1, 4)}, BASE).fixed == {"buckets": (1, 4)}
+    made = plan({"buckets": [(1, 4), (2, 8)]}, BASE)
+    assert made.axes == {"buckets": ((1, 4), (2, 8))}
+    assert [trial.config.buckets for trial in made.trials] == [(1, 4), (2, 8)]
+    assert len({trial.family for trial in made.trials}) == 1, "outputs are the same"
+
+
 def test_arrays_become_plain_numbers():
     made = plan({"width": np.arange(1, 4)}, BASE)
     assert made.axes["width"] == (1, 2, 3)

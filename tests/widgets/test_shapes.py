@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from power_lab.engine.config import EngineConfig
 from power_lab.engine.shapes import Coverage
 from power_lab.run import Run
 from power_lab.widgets.inspect import Inspect
@@ -92,3 +93,11 @@ def test_recorded_runs_have_a_demand_of_their_own():
     assert "Better buckets" in seen.to_html()
     assert not seen.refreshable
     inspect.close()
+
+
+def test_better_buckets_can_be_copied_as_the_setting_that_takes_them():
+    report = shapes_report(shape(4))
+    call = f"lab.configure(buckets={report.planned.buckets!r})"
+    assert call in shown(report)
+    assert EngineConfig.of({"buckets": list(report.planned.buckets)}).buckets == report.planned.buckets
+    assert "lab.configure" not in shown(shapes_report(shape(1), demand={1: 9}))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -53,6 +54,8 @@ class Connection:
         self._loop = asyncio.get_running_loop()
         self._runs: dict[int, Run] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._outputs: deque[wire.Output] = deque()  # from engines' threads
+        self._flushing = False  # whether the loop is going to send them
         self._open = True
         self._written = self._read_by_client = 0
         self._moved = time.monotonic()
@@ -203,7 +206,7 @@ class Connection:
         """On a thread: tokenizing a long prompt must not hold up other clients."""
 
         def on_delta(delta: Delta) -> None:
-            self._later(self.send, wire.Output(id=frame.id, delta=delta))
+            self._tell(wire.Output(id=frame.id, delta=delta))
 
         def on_done(record: RunRecord) -> None:
             self._later(self._done, run, record)
@@ -221,6 +224,22 @@ class Connection:
             on_done=on_done,
         )
         return ticket
+
+    def _tell(self, output: wire.Output) -> None:
+        """On an engine's thread: what a step says to all runs of this client wakes the loop once and goes out with one write, before what
+        is told `_later` than it."""
+        self._outputs.append(output)
+        if not self._flushing:
+            self._flushing = True
+            self._later(self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = False  # first: what is told from now on asks for a flush of its own, and may find that this one took it along
+        frames = []
+        while self._outputs:
+            frames.append(wire.pack(self._outputs.popleft(), wire.REPLY_LIMIT))
+        if frames:
+            self._write(b"".join(frames))
 
     def _later(self, call: Callable[..., None], *args: object) -> None:
         try:
@@ -272,10 +291,14 @@ class Connection:
         self.send(wire.failure(request, error, str(self._host.log_path)))
 
     def send(self, frame: wire.Reply) -> None:
-        """Queue a reply. A client that leaves too much unread is cut off: its requests must not pile up in the host."""
+        """Queue a reply."""
+        if self._open:
+            self._write(wire.pack(frame, wire.REPLY_LIMIT))
+
+    def _write(self, data: bytes) -> None:
+        """A client that leaves too much unread is cut off: its requests must not pile up in the host."""
         if not self._open or self._writer.transport.is_closing():
             return
-        data = wire.pack(frame, wire.REPLY_LIMIT)
         if self._stalled():
             self._host.log.warning("client %s does not read; it is cut off", self.title)
             self._open = False

@@ -153,6 +153,11 @@ class Proposer:
         self._controllers: dict[str, Controller] = {}
         self._of: dict[int, _Speculating] = {}
 
+    @property
+    def idle(self) -> bool:
+        """Whether no request speculates."""
+        return not self._of
+
     def begin(self, request: Request) -> None:
         name, controls = request.params.speculate, request.params.controller
         if name == "off":

@@ -54,6 +54,7 @@ class Tokenizer:
             marks = [Mark(vocabulary.tokens[token], token) for token in found]
         self._vocabulary = vocabulary
         self._codec = codec
+        self._bytes: dict[int, bytes] = {}  # of tokens that were asked for
         self.vocab_size = vocabulary.size
         self.special_ids = vocabulary.special
         self.missing_bytes = codec.missing_bytes
@@ -142,10 +143,13 @@ class Tokenizer:
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes that a token stands for; a special token gives its name. TokenizerError for an unknown id."""
-        self._vocabulary.checked("token id", token)
-        if token in self.special_ids:
-            return self._vocabulary.tokens[token].encode()
-        return self._codec.token_bytes(token)
+        known = self._bytes.get(token)
+        if known is None:
+            self._vocabulary.checked("token id", token)
+            special = token in self.special_ids
+            known = self._vocabulary.tokens[token].encode() if special else self._codec.token_bytes(token)
+            self._bytes[token] = known
+        return known
 
     def decode(self, ids: Iterable[int], skip_special: bool = True, *, start: bool = True) -> str:
         """Text of token ids; bytes that are not UTF-8 become U+FFFD.
