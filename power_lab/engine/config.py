@@ -132,6 +132,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """Make one from plain settings. Raises ConfigError naming an unknown key or a wrong value."""
         return strict(cls, settings)
 
+    def told(self) -> dict[str, str | int | float | bool]:
+        """All settings as a run's facts have them: one plain value each."""
+        return {**msgspec.to_builtins(self), "buckets": ", ".join(map(str, self.buckets))}
+
     def asked(self) -> dict[str, Any]:
         """The device, and the settings that are not its defaults: what a changed configuration starts from, on another device too."""
         defaults = msgspec.structs.asdict(EngineConfig(device=self.device))

@@ -9,8 +9,6 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
-
 from power_lab.engine.compilers import Asked, Compilers
 from power_lab.engine.config import CPU_KV_TOKENS, EngineConfig, Paths, names_model, usable_cores
 from power_lab.engine.device import choose
@@ -128,7 +126,7 @@ def load(config: EngineConfig, paths: Paths, progress: Report) -> Loaded:
         context=context,
         vocab=spec.vocab,
         quantisation=weights.bytes_by_type,
-        config={**msgspec.to_builtins(config), "buckets": ", ".join(map(str, config.buckets))},
+        config=config.told(),
         mode=config.mode,
         device=device,
         threads=threads,

@@ -39,7 +39,7 @@ def engine_of(drafter: str, ops: Any, **options: Any) -> Engine:
 
 def known(record: RunRecord, **options: Any) -> RunRecord:
     """As a loaded model's record is: with the engine's settings."""
-    config = msgspec.to_builtins(EngineConfig(**{**OPTIONS, **options}))
+    config = EngineConfig(**{**OPTIONS, **options}).told()
     return msgspec.structs.replace(record, engine=msgspec.structs.replace(record.engine, config=config))
 
 

@@ -80,7 +80,7 @@ class Bench:
         if warm:
             engine.generate(prompt, SamplingParams(max_tokens=1))
         record = engine.generate(prompt, params)
-        config = msgspec.to_builtins(EngineConfig(**self.options))
+        config = EngineConfig(**self.options).told()
         return msgspec.structs.replace(record, engine=msgspec.structs.replace(record.engine, config=config))
 
 
@@ -268,7 +268,7 @@ def after_others(ops: Any, params: SamplingParams) -> RunRecord:
     for seed, namespace in ((4, "a"), (6, "a"), (4, "b"), (7, "a")):
         engine.generate(prompt_of(seed, 40), ngram(max_tokens=50, seed=seed), cache_key=namespace)
     record = engine.generate(prompt_of(4, 40), params, cache_key="a")
-    config = msgspec.to_builtins(EngineConfig(context=256, max_batch=2))
+    config = EngineConfig(context=256, max_batch=2).told()
     return msgspec.structs.replace(record, engine=msgspec.structs.replace(record.engine, config=config))
 
 
