@@ -3,7 +3,7 @@ extras.push((root, body, model, signal) => {
   const spots = model.get("spots") ?? [];
   const panel = element("div", "pl-trace");
   panel.hidden = true;
-  panel.setAttribute("role", "group"); // no region: a page may have several, and landmarks need names of their own
+  panel.setAttribute("role", "group"); // not a landmark: a page may have several
   panel.setAttribute("aria-label", "Trace of a point");
   body.append(panel);
   const made = [panel];
@@ -43,7 +43,7 @@ extras.push((root, body, model, signal) => {
     if (message.kind !== "traced") return;
     clearTimeout(waiting);
     if (message.failed) return say(message.failed);
-    const title = element("p", "pl-title", message.title); // no heading: nobody knows which level this page is at
+    const title = element("p", "pl-title", message.title); // no heading, of no known level
     title.tabIndex = -1;
     const bar = element("div", "pl-tools");
     for (const [what, label] of [["acceptance", "Acceptance"], ["timeline", "Timeline"]])
