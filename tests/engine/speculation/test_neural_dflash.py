@@ -177,20 +177,24 @@ def test_quantised_weights_draft_as_their_values_do(numba_ops: Callable[[int], O
     assert check(drafters.engine(loaded).submit(prompt_of(6, 70), params).result(), plain, params) >= 8
 
 
+def as_sure(case: Case, length: int) -> None:
+    """A prompt's first draft and how sure it is of it are those of `case.plain`."""
+    lab = drafters.engine(case.loaded)
+    ticket = lab.submit(prompt_of(7, length), params := case.params(max_tokens=8))
+    lab.step()
+    (request,) = lab._scheduler.running
+    assert lab._companion is not None
+    ask = DraftAsk(request.id, request.tokens, 5, params, request.blocks, request.computed)
+    (draft,) = lab._companion.drafter(case.name).propose([ask])
+    want = case.plain.draft(request.tokens, 5, params)
+    assert draft.tokens == tuple(want.tokens)
+    assert draft.confidence == pytest.approx(want.confidence, abs=2e-3)
+    ticket.cancel()
+
+
 def test_confidence_is_the_modules(numba_ops: Callable[[int], Ops]) -> None:
     for name in ("few tokens", "markov", "filtered"):
-        case = Case(name, numba_ops(2))
-        lab = drafters.engine(case.loaded)
-        ticket = lab.submit(prompt_of(7, 30), params := case.params(max_tokens=8))
-        lab.step()
-        (request,) = lab._scheduler.running
-        assert lab._companion is not None
-        ask = DraftAsk(request.id, request.tokens, 5, params, request.blocks, request.computed)
-        (draft,) = lab._companion.drafter(case.name).propose([ask])
-        want = case.plain.draft(request.tokens, 5, params)
-        assert draft.tokens == tuple(want.tokens)
-        assert draft.confidence == pytest.approx(want.confidence, abs=2e-3)
-        ticket.cancel()
+        as_sure(Case(name, numba_ops(2)), 30)
 
 
 def test_one_artifact_serves_both_names(numba_ops: Callable[[int], Ops]) -> None:

@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from power_lab.engine.speculation.drafters import DraftAsk
 from power_lab.kernels.ops import Ops
 from tests import drafters, tiny
 from tests.engine.speculation.described import Described
 from tests.engine.speculation.plain import check
-from tests.engine.speculation.test_neural_dflash import CASES, Case
+from tests.engine.speculation.test_neural_dflash import CASES, Case, as_sure
 from tests.engine.test_exactness import prompt_of
 
 MORE: dict[str, dict[str, Any]] = {
@@ -55,17 +54,7 @@ def test_an_engine_drafts_what_others_do(case: Case) -> None:
 
 
 def test_it_is_as_sure(case: Case) -> None:
-    lab = drafters.engine(case.loaded)
-    ticket = lab.submit(prompt_of(7, 40), params := case.params(max_tokens=8))
-    lab.step()
-    (request,) = lab._scheduler.running
-    assert lab._companion is not None
-    ask = DraftAsk(request.id, request.tokens, 5, params, request.blocks, request.computed)
-    (draft,) = lab._companion.drafter(case.name).propose([ask])
-    want = case.plain.draft(request.tokens, 5, params)
-    assert draft.tokens == tuple(want.tokens)
-    assert draft.confidence == pytest.approx(want.confidence, abs=2e-3)
-    ticket.cancel()
+    as_sure(case, 40)
 
 
 @pytest.mark.parametrize("kind", ["gemma2", "olmo2"])
