@@ -136,8 +136,8 @@ class Lab:
 
     def _held(self) -> str:
         """The key of the engine in use, or nothing."""
-        engine = self._engine
-        return engine.key if engine is not None and engine.client.open else ""
+        engine = self.loaded
+        return engine.key if engine is not None else ""
 
     def _load(
         self, config: EngineConfig, replaces: str = "", progress: OnProgress | None = None, taken: Taken | None = None

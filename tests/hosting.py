@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -63,6 +65,25 @@ def home(root: Path) -> Iterator[Home]:
         yield made
     finally:
         made.close()
+
+
+@contextmanager
+def beside(home: Home, held: str, then: str) -> Iterator[subprocess.Popen[str]]:
+    """Another process in this home, with pipes as input and output. It has done `held` when this begins, and goes on with `then`."""
+    code = (
+        "import sys; from pathlib import Path; from tests import hosting; home = hosting.Home(Path(sys.argv[1]))\n"
+        f"{held}\nprint('ready', flush=True)\n{then}"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(home.root)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        yield process
+
+
+LOAD = "from power_lab.lab import connect; lab = connect(paths=home.paths, settings=home.settings).load('fake')"
+"""What another process may hold: the fake engine, as a lab."""
 
 
 def eventually(condition: Callable[[], bool]) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -157,15 +155,7 @@ def test_work_that_borrows_the_engine_begins_with_the_user_s_settings(lab: Lab) 
 
 def test_an_engine_that_others_use_stays_and_the_error_says_what_to_do(home: Home, lab: Lab) -> None:
     lab.load("fake")
-    code = (
-        "import sys; from pathlib import Path; from tests import hosting; from power_lab.lab import connect\n"
-        "home = hosting.Home(Path(sys.argv[1])); lab = connect(paths=home.paths, settings=home.settings).load('fake')\n"
-        "print('ready', flush=True); sys.stdin.readline()"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", code, str(home.root)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as other:
-        assert other.stdout is not None and other.stdout.readline() == "ready\n"
+    with hosting.beside(home, hosting.LOAD, "sys.stdin.readline()") as other:
         error = raises(ConfigError, lambda: lab.generate("hi", max_tokens=2, speculate="dflash"))
         assert drafts(lab) == ["auto"]
         other.communicate("go\n")

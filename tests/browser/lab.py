@@ -272,6 +272,18 @@ def visit(browser: Any, server: Server, pictures: Path) -> Iterator[LabPage]:
     assert page.errors == [], "errors on the browser's console"
 
 
+@contextmanager
+def ran(browser: Any, server: Server, pictures: Path, path: str, cells: Sequence[str]) -> Iterator[LabPage]:
+    """A page with a notebook of these cells, run without an error."""
+    write_notebook(server.root / path, cells)
+    with visit(browser, server, pictures) as page:
+        page.open(path)
+        page.run_all()
+        failed = [out for cell in page.state()["cells"] for out in cell["outputs"] if out["output_type"] == "error"]
+        assert failed == []
+        yield page
+
+
 def write_notebook(path: Path, cells: Sequence[str], kernel: str = KERNEL) -> None:
     """A notebook of code cells."""
     notebook = new_notebook(cells=[new_code_cell(cell) for cell in cells])

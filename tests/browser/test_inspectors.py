@@ -10,7 +10,7 @@ import pytest
 from nbformat.sign import NotebookNotary
 
 from tests.browser.conftest import PICTURES
-from tests.browser.lab import OUTPUT, OUTPUTS, THEMES, visit, write_notebook
+from tests.browser.lab import OUTPUT, OUTPUTS, THEMES, ran, visit
 
 TEXT = "The fox runs into the forest. The forest is quiet. The dog walks along the river, past the old mill. " * 4
 RUN = (
@@ -32,12 +32,8 @@ SHOWN = {
 @pytest.fixture(scope="module")
 def explored(lab_server, browser):
     """A page with all inspectors of one run, the notebook saved."""
-    write_notebook(lab_server.root / "explored.ipynb", ['lab.load("smollm2")', RUN, *SHOWN])
-    with visit(browser, lab_server, PICTURES) as page:
-        page.open("explored.ipynb")
-        page.run_all()
-        failed = [out for cell in page.state()["cells"] for out in cell["outputs"] if out["output_type"] == "error"]
-        assert failed == []
+    cells = ['lab.load("smollm2")', RUN, *SHOWN]
+    with ran(browser, lab_server, PICTURES, "explored.ipynb", cells) as page:
         page.command("docmanager:save")
         yield page
 

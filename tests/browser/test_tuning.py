@@ -7,7 +7,7 @@ import re
 import pytest
 
 from tests.browser.conftest import PICTURES
-from tests.browser.lab import OUTPUT, OUTPUTS, THEMES, visit, write_notebook
+from tests.browser.lab import OUTPUT, OUTPUTS, THEMES, ran
 
 SWEEP = (
     'found = lab.sweep("Say this again: one two three one two three one two three.", speculate=["off", "ngram"], width=[2, 6],'
@@ -21,12 +21,8 @@ DRAWN = ("found.heatmap", "found.pareto", "found.parallel")
 def swept(lab_server, browser):
     """A page with a sweep and its pictures."""
     pictures = ['found.heatmap("width", "speculate")', "found.pareto()", "found.parallel()"]
-    write_notebook(lab_server.root / "swept.ipynb", ['lab.load("smollm2")', SWEEP, *pictures])
-    with visit(browser, lab_server, PICTURES) as page:
-        page.open("swept.ipynb")
-        page.run_all()
-        failed = [out for cell in page.state()["cells"] for out in cell["outputs"] if out["output_type"] == "error"]
-        assert failed == []
+    cells = ['lab.load("smollm2")', SWEEP, *pictures]
+    with ran(browser, lab_server, PICTURES, "swept.ipynb", cells) as page:
         yield page
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import subprocess
-import sys
 import threading
 
 import msgspec
@@ -28,6 +26,7 @@ from power_lab.errors import (
     QueueFull,
     RequestCancelled,
 )
+from tests import hosting
 from tests.hosting import Home, ended, eventually, raises
 
 
@@ -231,17 +230,8 @@ def test_a_lease_ends_with_unload_and_the_unused_engine_at_once(home: Home):
 @pytest.fixture
 def stranger(home: Home, tmp_path):
     """Another process that holds the engine."""
-    code = (
-        "import sys, time; from pathlib import Path\n"
-        "from tests.hosting import Home; from tests import hosting\n"
-        "home = Home(Path(sys.argv[1])); home.settings = hosting.HostSettings(factory=hosting.FACTORY, client='other.ipynb')\n"
-        "engine = home.engine(); print('ready', flush=True); sys.stdin.read()\n"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", code, str(home.root)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
+    named = "home.settings = hosting.HostSettings(factory=hosting.FACTORY, client='other.ipynb')"
+    with hosting.beside(home, f"{named}; engine = home.engine()", "sys.stdin.read()") as process:
         yield process
         process.kill()
 
