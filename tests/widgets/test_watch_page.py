@@ -10,6 +10,7 @@ from power_lab.widgets.inspect import Inspect
 from power_lab.widgets.prefixes import Prefixes
 from power_lab.widgets.watch import Watch
 from tests.pages import hydrate
+from tests.widgets import answers
 from tests.widgets.reports import vitals
 from tests.widgets.test_prefixes import Engine, forked
 from tests.widgets.test_watch import Source, on_a_gpu
@@ -112,7 +113,7 @@ def test_the_lookup_box_asks_and_shows(page):
     assert asked == {"kind": "lookup", "prompt": "Hello", "cache_key": "", "chat": None}
     sent = []
     view.send = sent.append
-    view._answer(view, asked, [])
+    answers.asked(view, asked)
     page.evaluate("message => model.fire('msg:custom', message)", sent[-1])
     assert "stops here" in page.inner_text(".pl-strip")
     assert page.input_value("textarea") == "Hello"
