@@ -15,6 +15,9 @@ INPUTS := pyproject.toml hatch_build.py constraints/cpu.txt \
 # On a machine without an NVIDIA GPU: the pinned CPU stack. With one: whatever the index serves, which brings CUDA.
 CONSTRAIN = $$(nvidia-smi -L 2>/dev/null | grep -q GPU || echo "-c constraints/cpu.txt")
 
+# Files of tests run beside each other, a process for each core; on a GPU one after the other, as tests of its memory want it alone.
+BESIDE = $$(nvidia-smi -L 2>/dev/null | grep -q GPU || echo "-n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder")
+
 # pip, readable: one line that changes on a terminal, warnings of site-wide pip settings ("Location ... is ignored") left out.
 SHOW = awk -v tty="$$(test -t 1 && echo 1 || true)" \
   '/^Collecting/ {n++; if (tty) printf "\r\033[K  %3d  %s", n, $$2; fflush()} \
@@ -37,7 +40,7 @@ lab: setup
 	@exec $(BIN)/power-lab lab
 
 test: node $(VENV)/.dev $(VENV)/.warm browser lint
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest $(BESIDE)
 
 lint: $(VENV)/.dev
 	@echo "ruff";     $(BIN)/ruff check -q .
