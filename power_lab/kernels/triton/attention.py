@@ -39,6 +39,7 @@ SCRATCH = 1 << 26  # f32 values that splits' results may take: where a table is 
 # Rows from which on, and pages of a table up to which, each program walks all keys of its group: none of them is long.
 FULL, SHORT = 49, 128
 LONG = 256  # pages of a table from which on it is taken to hold long contexts
+HINTS = 0  # `Plan.hints` for such tables: none before bench/gpu_hints.py has timed them
 LISTED = 1024  # rows that the list's maker reads at a time
 AHEAD = 32  # splits that are read ahead of their fold
 LOG2E = math.log2(math.e)
@@ -56,6 +57,8 @@ class Plan:
         programs: that share the splits of all groups; 0: one program walks all keys of a group.
         stages: tiles of keys and values on their way at once.
         described: tiles are read through tensor descriptors, by the copy engine.
+        hints: to the L2 cache, of programs that share splits. Bit 0: keys and values go first, which Triton 3.6 passes on only where they
+            come neither by descriptors nor in several stages; bit 1: results of splits stay longest.
     """
 
     heads: int
@@ -64,6 +67,7 @@ class Plan:
     programs: int
     stages: int
     described: bool = False
+    hints: int = 0
 
 
 @lru_cache(maxsize=4096)
@@ -77,7 +81,9 @@ def plan(rows: int, q_heads: int, kv_heads: int, head_dim: int, pages: int) -> P
         return Plan(heads, LINES // heads, blocks, 0, 3 if described else 2, described)
     described = pages >= LONG if head_dim == 128 else head_dim == 256 and rows <= 8
     programs = min(PROGRAMS, rows * kv_heads * blocks * value_blocks(head_dim) * _splits(pages, head_dim))
-    return Plan(heads, LINES // heads, blocks, programs, 2 if described else 1, described)
+    return Plan(
+        heads, LINES // heads, blocks, programs, 2 if described else 1, described, HINTS if pages >= LONG else 0
+    )
 
 
 def split(head_dim: int) -> int:
@@ -179,10 +185,10 @@ def attention(
     parts, stats = scratch, scratch[rows * q_heads * splits * width :]
     attend_few[(cut.programs,)](
         queries, *where, keys, values, *tiles, parts, stats, rows, pages, splits, window, *factors, *sizes,
-        triton.next_power_of_2(rows), window > 0, capped, INTERPRET, **options,
+        triton.next_power_of_2(rows), window > 0, capped, cut.hints, INTERPRET, **options,
     )  # fmt: skip
     combine[(rows, q_heads)](
-        batch.positions, parts, stats, sinks, out, splits, window, q_heads, dim, width, keys_of_split, window > 0, AHEAD,
+        batch.positions, parts, stats, sinks, out, splits, window, q_heads, dim, width, keys_of_split, window > 0, AHEAD, cut.hints,
         num_warps=max(1, width // 32), enable_fp_fusion=False, **join,
     )  # fmt: skip
 

@@ -138,8 +138,9 @@ def test_plans_do_not_change_bits(case: Case) -> None:
     step = make(case)
     want = attend(case, step, programs=0, described=False)
     assert attend(case, step, programs=0, described=True).equal(want)
-    for programs, described in ((1, False), (3, True), (5, False), (64, True)):
-        assert attend(case, step, programs=programs, described=described).equal(want), f"{programs} programs"
+    for programs, described, hints in ((1, False, 0), (3, True, 2), (5, False, 3), (64, True, 0)):
+        found = attend(case, step, programs=programs, described=described, hints=hints)
+        assert found.equal(want), f"{programs} programs"
 
 
 ROWS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(1, 40)), min_size=1, max_size=6)
@@ -209,6 +210,13 @@ def test_rows_that_nobody_grouped_are_refused() -> None:
 def test_plans(rows: int, heads: tuple[int, int, int], pages: int, wanted: attention.Plan) -> None:
     assert attention.plan(rows, *heads, pages) == wanted
     assert wanted.heads * wanted.rows <= attention.LINES and wanted.heads * wanted.head_blocks >= heads[0] // heads[1]
+
+
+def test_hints_are_given_where_contexts_are_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "HINTS", 2)
+    plan = attention.plan.__wrapped__
+    assert plan(1, 32, 8, 128, attention.LONG).hints == 2
+    assert plan(1, 32, 8, 128, attention.LONG - 1).hints == 0
 
 
 def test_scratch_is_bounded_over_all_steps() -> None:
