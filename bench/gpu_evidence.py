@@ -52,6 +52,7 @@ COMMIT = (
     "speculation.py",
     "exactness.py",
     "gpu_fla.py",
+    "gpu_hints.py",
 )  # scripts that put a given commit into their records
 
 Command = list[str]

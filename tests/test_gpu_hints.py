@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench import gpu_hints
+from bench import gpu_attention, gpu_hints
 from bench.gpu_attention import LARGE, Case
 from power_lab.kernels.triton.attention import Plan
 
@@ -27,3 +27,20 @@ def test_arms_are_kernels_that_differ(sequences: int, keys: int, wanted: set[tup
     """(described, stages, hints): no hint where Triton passes none on."""
     arms: list[Plan] = gpu_hints.arms(Case("hints", LARGE, sequences, 1, keys))
     assert {(arm.described, arm.stages, arm.hints) for arm in arms} == wanted and len(arms) == len(wanted)
+
+
+@pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
+@pytest.mark.parametrize(("sequences", "length"), [(1, 200), (50, 3)])
+def test_bits_are_compared_before_time_is_taken(sequences: int, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through Triton's interpreter."""
+    monkeypatch.setattr(gpu_attention, "DEVICE", "cpu")
+    monkeypatch.setattr(gpu_hints, "seconds", lambda call, times: 1e-6)
+    case = Case("hints", (2, 1, 16), sequences, 1, length)
+    records = list(gpu_hints.measure(case, 1e12))
+    assert [record["hints"] for record in records] == [arm.hints for arm in gpu_hints.arms(case)]
+    assert all(record["us"] == 1.0 for record in records)
+
+    attended = gpu_hints._attended
+    monkeypatch.setattr(gpu_hints, "_attended", lambda step, plan: attended(step, plan) + plan.described)
+    with pytest.raises(SystemExit, match=r"described=True.* has other bits"):
+        list(gpu_hints.measure(case, 1e12))
