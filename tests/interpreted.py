@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from triton.runtime.interpreter import GridExecutor
 
-from power_lab.kernels.ops import Array, Fetched, Graph, Staging
+from power_lab.kernels.ops import Array, Fetched, Graph, Staging, Weight
+from power_lab.kernels.quants import QuantType
 from power_lab.kernels.triton import linear, recall, sample
 from power_lab.kernels.triton.ops import TritonOps
 
@@ -56,6 +57,9 @@ class InterpretedOps(TritonOps):
 
     def asarray(self, host: np.ndarray) -> Array:
         return torch.from_numpy(np.array(host))
+
+    def weight(self, type: QuantType, rows: int, cols: int, host: np.ndarray, operand: str = "") -> Weight:
+        return super().weight(type, rows, cols, np.array(host), operand)  # as going to a device copies it
 
     def staging(self, raw: Array) -> Staging:
         return _Sent(raw, np.zeros(raw.shape, np.uint8))
