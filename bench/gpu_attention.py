@@ -83,14 +83,20 @@ class Step:
                 part.normal_(generator=random)
         sequence, position = (torch.tensor(each, dtype=torch.int32).to(DEVICE) for each in zip(*case.rows, strict=True))
         slots = tables[sequence.long(), position.long() // BLOCK].long() * BLOCK + position % BLOCK
-        self.batch = Batch(sequence, position, slots, sequence, tables, sequence)
+        self.case = case
+        self.batch = self.listed(Batch(sequence, position, slots, sequence, tables, sequence))
         rows = len(case.rows)
         self.qkv = torch.randn(rows, (q_heads + 2 * kv_heads) * dim, device=DEVICE, generator=random)
         rope.queries(self.qkv, q_heads, dim).copy_(torch.randn(rows, q_heads, dim, device=DEVICE, generator=random))
         self.out = torch.full((rows, q_heads * dim), torch.nan, device=DEVICE, dtype=torch.bfloat16)
         need = attention.scratch_floats(rows, q_heads, kv_heads, dim, case.pages) + (1 << 16)
         self.scratch = torch.full((need,), torch.nan, device=DEVICE)
-        self.case = case
+
+    def listed(self, batch: Batch) -> Batch:
+        """The batch with its groups, as a step has them before its first layer."""
+        size = self.case.plan.rows
+        room = torch.empty(len(batch.positions) + 1, dtype=torch.int32, device=DEVICE)
+        return replace(batch, groups={size: attention.list_rows(batch, size, room)})
 
     def attend(self, copy: int = 0) -> torch.Tensor:
         (q_heads, _, dim), case, (keys, values) = self.case.heads, self.case, self.caches[copy % len(self.caches)]
@@ -178,8 +184,8 @@ def check(group: Sequence[Case]) -> Iterator[str]:
             part, rows = Step(other, 0), slice(first, first + other.window)
             index = torch.arange(rows.start, rows.stop, dtype=torch.int32, device=DEVICE)
             part.caches = step.caches
-            part.batch = replace(
-                part.batch, positions=index, table_of=torch.zeros_like(index), tables=step.batch.tables
+            part.batch = part.listed(
+                replace(part.batch, positions=index, table_of=torch.zeros_like(index), tables=step.batch.tables)
             )
             part.qkv = step.qkv[rows].clone()  # aligned, or else other code is compiled
             results.append(_same(part.attend(), whole[rows]))

@@ -52,6 +52,7 @@ COMMIT = (
     "speculation.py",
     "exactness.py",
     "gpu_fla.py",
+    "gpu_hints.py",
 )  # scripts that put a given commit into their records
 
 Command = list[str]
@@ -93,6 +94,7 @@ def phases(processes: int) -> dict[str, Phase]:
         "long": Phase(200, partial(bench, "long", "gpu.py", LONG)),
         "curve": Phase(200, partial(bench, "curve", "speculation.py curve", CURVE)),
         "peers": Phase(560, partial(bench, "peers", "gpu.py", PEERS)),
+        "hints": Phase(200, hints),
         "fla": Phase(200, fla, ("fla", "einops")),
     }
 
@@ -129,6 +131,10 @@ def tests(out: Path) -> list[Command]:
 
 def fla(out: Path) -> list[Command]:
     return [[*script("bench/gpu_fla.py"), "--output", f"{out}/fla.json"]]
+
+
+def hints(out: Path) -> list[Command]:
+    return [[*script("bench/gpu_hints.py"), "--output", f"{out}/hints.json"]]
 
 
 def speed(file: str, more: str, out: Path, paths: Sequence[str] = ()) -> list[Command]:

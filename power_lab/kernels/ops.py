@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     import numpy as np
@@ -79,6 +79,7 @@ class Batch:
         tables: int32 [S, max pages], block tables, padded with 0 (the dummy page).
         sampled: int32 [Q], rows whose logits are wanted.
         before: int64 [R], slot of the position before each row's, -1 at position 0; None where nobody reads it.
+        groups: what `Ops.group` found of these positions and tables; None before that.
     """
 
     ids: Array
@@ -88,6 +89,7 @@ class Batch:
     tables: Array
     sampled: Array
     before: Array | None = None
+    groups: Mapping[int, Array] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -351,6 +353,14 @@ class Ops(Protocol):
         """
         ...
 
+    def group(self, batch: Batch, attentions: Iterable[tuple[int, int, int]], room: Array) -> Batch:
+        """The batch with what `attention` asks of its rows together: found once, behind what moves them, for all layers.
+
+        attentions: (query heads, KV heads, head_dim) of the layers. room: int32, R + 1 values for each different one of these, which are
+        the returned batch's as long as layers read it.
+        """
+        ...
+
     def attention(
         self,
         qkv: Array,
@@ -366,8 +376,8 @@ class Ops(Protocol):
     ) -> None:
         """Causal grouped-query attention of each row over positions 0..positions[r], KV read from the pages only.
 
-        qkv as `rope_write` left it. Rows of one table may share a position, as those of a block that sees all of itself.
-        Keys are reduced in canonical splits at absolute positions, combined in order. out f32 [R, q_heads * head_dim].
+        qkv as `rope_write` left it, batch as `group` returned it. Rows of one table may share a position, as those of a block that sees
+        all of itself. Keys are reduced in canonical splits at absolute positions, combined in order. out f32 [R, q_heads * head_dim].
         window: only so many last keys, the row's own included; 0 is all. softcap: scores s become softcap * tanh(s / softcap).
         temperature: f32 [positions], a further factor on the scores of a row at that position.
         sinks: f32 [q_heads], a logit of each head that takes its share of the softmax and has no value.

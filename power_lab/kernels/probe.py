@@ -171,6 +171,7 @@ def _probe_attention(ops: Ops, shape: AttentionShape, rng: np.random.Generator) 
 
     def attention(first: int, last: int) -> np.ndarray:
         batch = _batch(ops, first, last, pages)
+        batch = ops.group(batch, [(heads, kv_heads, dim)], ops.empty((last - first + 1,), "int32"))
         rows, out = ops.asarray(qkv[first:last].copy()), ops.empty((last - first, heads * dim), "float32")
         ops.rope_write(rows, batch, rope, False, heads, cache, norms, 1e-5)  # type: ignore[arg-type]
         ops.attention(rows, batch, heads, dim**-0.5, cache, out, window, shape.softcap)

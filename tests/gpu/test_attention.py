@@ -99,9 +99,10 @@ class Bench:
         need = attention.scratch_floats(len(rows), q_heads, kv_heads, dim, PAGES)
         scratch = torch.full((need,), torch.nan, device=DEVICE)
         out = torch.full((len(rows) + 1, q_heads * dim), torch.nan, device=DEVICE, dtype=torch.bfloat16)
+        room = torch.full((len(rows) + 1,), -1, device=DEVICE, dtype=torch.int32)
         attention.attention(
-            qkv, batch, q_heads, dim**-0.5, self.keys, self.values, out[:-1], layer.window, layer.softcap,
-            self.temperature, scratch, sinks=self.sinks,
+            qkv, attention.group(batch, [layer.heads], room), q_heads, dim**-0.5, self.keys, self.values, out[:-1], layer.window,
+            layer.softcap, self.temperature, scratch, sinks=self.sinks,
         )  # fmt: skip
         assert out[-1].isnan().all(), "written behind the end"
         return qkv, out[:-1]
@@ -240,6 +241,7 @@ def test_a_captured_step_serves_other_batches_of_its_shape() -> None:
         scratch = torch.full(
             (attention.scratch_floats(len(first), q_heads, kv_heads, dim, PAGES),), torch.nan, device=DEVICE
         )
+        room = torch.full((len(first) + 1,), -1, device=DEVICE, dtype=torch.int32)
         still, out = (
             bench.batch(first),
             torch.full((len(first), q_heads * dim), torch.nan, device=DEVICE, dtype=torch.bfloat16),
@@ -247,10 +249,15 @@ def test_a_captured_step_serves_other_batches_of_its_shape() -> None:
         qkv = torch.zeros(len(first), bench.qkv[0].shape[1], device=DEVICE)
 
         def step(
-            qkv: torch.Tensor = qkv, still: Batch = still, out: torch.Tensor = out, scratch: torch.Tensor = scratch
+            qkv: torch.Tensor = qkv,
+            still: Batch = still,
+            out: torch.Tensor = out,
+            scratch: torch.Tensor = scratch,
+            room: torch.Tensor = room,
         ) -> None:
             rope.rope_write(qkv, still, bench.rope, False, q_heads, bench.keys, bench.values)
-            attention.attention(qkv, still, q_heads, dim**-0.5, bench.keys, bench.values, out, 0, 0.0, None, scratch)
+            grouped = attention.group(still, [bench.heads], room)
+            attention.attention(qkv, grouped, q_heads, dim**-0.5, bench.keys, bench.values, out, 0, 0.0, None, scratch)
 
         qkv.copy_(torch.stack([bench.qkv[s][p] for s, p in first]))
         step()  # compiles

@@ -186,6 +186,9 @@ def test_blocks_see_all_of_themselves(places: int, by_position: bool) -> None:
     def attend(rows: slice, given: torch.Tensor) -> torch.Tensor:
         count = len(given[rows])
         batch = Batch(last[:0], seen.positions[rows], slots[rows], seen.table_of[rows], tables, last[:0])
+        batch = attention.group(
+            batch, [(heads, kv_heads, dim)], torch.empty(count + 1, dtype=torch.int32, device="cuda")
+        )
         scratch = poison(attention.scratch_floats(count, heads, kv_heads, dim, pages))
         out = poison(count, heads * dim)
         attention.attention(given[rows], batch, heads, 0.125, keys, values, out, 0, 0.0, None, scratch)

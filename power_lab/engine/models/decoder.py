@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from power_lab.engine.models.rope import Rope
-from power_lab.engine.models.spec import ModelSpec, ModelWeights
+from power_lab.engine.models.spec import ModelSpec, ModelWeights, attention_shapes
 from power_lab.kernels.ops import BLOCK, Array, Batch, KVCache, Ops
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ class Workspace:
     gated: Array
     gathered: Array
     logits: Array
+    groups: Array
 
     @classmethod
     def make(cls, spec: ModelSpec, ops: Ops, rows: int, sampled: int, operand: str) -> Workspace:
@@ -49,6 +50,7 @@ class Workspace:
             gated=ops.empty((rows * widest[2],), operand),
             gathered=ops.empty((sampled, spec.width), operand),
             logits=ops.empty((sampled, spec.vocab), "float32"),
+            groups=ops.empty((len(attention_shapes(spec.layers)) * (rows + 1),), "int32"),
         )
 
     @property
@@ -78,6 +80,7 @@ class Decoder:
             if a.temperature is not None and a.temperature not in self._temperatures:
                 self._temperatures[a.temperature] = ops.asarray(_temperature(positions, *a.temperature))
         self._layers = list(zip(spec.layers, weights.layers, strict=True))
+        self._attentions = attention_shapes(spec.layers)
 
     @property
     def table_bytes(self) -> int:
@@ -126,6 +129,7 @@ class Decoder:
         spec, ops, weights, eps = self.spec, self.ops, self.weights, self.spec.norm_eps
         x, h, delta = work.hidden[:rows], work.normed[:rows], work.delta[:rows]
         ops.embed(weights.embedding, batch.ids, x, spec.embedding_scale, drawn)
+        grouped = ops.group(seen or batch, self._attentions, work.groups)
         post: Array | None = None  # norm of what the part before has left in delta
         for index, (_, w) in enumerate(self._layers):
             if index:
@@ -135,7 +139,7 @@ class Decoder:
             if companion is not None and index in taps:
                 companion.tap(index, x, None, None, batch)
             source = x if w.attn_norm is None else h
-            self._attend(index, batch, seen or batch, caches[index], work, source, delta)
+            self._attend(index, batch, grouped, caches[index], work, source, delta)
             ops.add_rms_norm(x, delta, w.post_attn_norm, w.ffn_norm, eps, h)
             self._feed(index, work, x if w.ffn_norm is None else h, delta)
             post = w.post_ffn_norm

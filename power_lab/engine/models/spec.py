@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -142,3 +142,8 @@ class ModelWeights:
         for layer in self.layers:
             yield from (*layer.qkv, layer.out, layer.gate, layer.up, layer.down)
         yield self.head
+
+
+def attention_shapes(layers: Iterable[LayerSpec]) -> tuple[tuple[int, int, int], ...]:
+    """(query heads, KV heads, head_dim) of these layers, each once."""
+    return tuple(dict.fromkeys((a.heads, a.kv_heads, a.head_dim) for a in (layer.attention for layer in layers)))

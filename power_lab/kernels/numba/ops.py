@@ -257,6 +257,10 @@ class NumbaOps:
         job = rope_kernels.job(qkv, batch, rope, interleaved, q_heads, cache, norms, eps)
         self._do(job, qkv, batch, rope, cache, norms)
 
+    def group(self, batch: Batch, attentions: Iterable[tuple[int, int, int]], room: Array) -> Batch:
+        """Rows attend one by one."""
+        return batch
+
     def attention(
         self,
         qkv: Array,

@@ -6,14 +6,16 @@ tiles of one page by the online softmax (Milakov and Gimelshein 2018, arXiv:1805
 positions; splits are folded in order.
 
 Rows are grouped on the device, so that a captured launch serves any batch of its shape: a group ends where the sequence changes, where
-positions do not follow each other, or at a multiple of `Plan.rows`. Rows of one group share tiles of keys and values: a value that is not
-finite spoils earlier rows of its own group, never another sequence.
+positions do not follow each other, or at a multiple of `Plan.rows`. Where a program walks all keys of a group, the groups are listed, once
+for all layers of a step: positions and tables are the same for all, whatever their windows. Rows of one group share tiles of keys and
+values: a value that is not finite spoils earlier rows of its own group, never another sequence.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
@@ -34,8 +36,10 @@ FEW = 64  # rows up to which splits are shared out
 PROGRAMS = 264  # that share them: two for each multiprocessor of an H200
 VALUES = 128  # columns of values that a program takes at most: more would not fit into its registers
 SCRATCH = 1 << 26  # f32 values that splits' results may take: where a table is too wide for that, none are shared out
-FULL, SHORT = 49, 128  # rows, and pages of a table, from and up to which each program walks all keys of its group: none of them is long
+# Rows from which on, and pages of a table up to which, each program walks all keys of its group: none of them is long.
+FULL, SHORT = 49, 128
 LONG = 256  # pages of a table from which on it is taken to hold long contexts
+HINTS = 0  # `Plan.hints` for such tables: none before bench/gpu_hints.py has timed them
 LISTED = 1024  # rows that the list's maker reads at a time
 AHEAD = 32  # splits that are read ahead of their fold
 LOG2E = math.log2(math.e)
@@ -53,6 +57,8 @@ class Plan:
         programs: that share the splits of all groups; 0: one program walks all keys of a group.
         stages: tiles of keys and values on their way at once.
         described: tiles are read through tensor descriptors, by the copy engine.
+        hints: to the L2 cache, of programs that share splits. Bit 0: keys and values go first, which Triton 3.6 passes on only where they
+            come neither by descriptors nor in several stages; bit 1: results of splits stay longest.
     """
 
     heads: int
@@ -61,6 +67,7 @@ class Plan:
     programs: int
     stages: int
     described: bool = False
+    hints: int = 0
 
 
 @lru_cache(maxsize=4096)
@@ -74,7 +81,9 @@ def plan(rows: int, q_heads: int, kv_heads: int, head_dim: int, pages: int) -> P
         return Plan(heads, LINES // heads, blocks, 0, 3 if described else 2, described)
     described = pages >= LONG if head_dim == 128 else head_dim == 256 and rows <= 8
     programs = min(PROGRAMS, rows * kv_heads * blocks * value_blocks(head_dim) * _splits(pages, head_dim))
-    return Plan(heads, LINES // heads, blocks, programs, 2 if described else 1, described)
+    return Plan(
+        heads, LINES // heads, blocks, programs, 2 if described else 1, described, HINTS if pages >= LONG else 0
+    )
 
 
 def split(head_dim: int) -> int:
@@ -86,7 +95,7 @@ def split(head_dim: int) -> int:
 def scratch_floats(rows: int, q_heads: int, kv_heads: int, head_dim: int, pages: int) -> int:
     """f32 values of scratch that suffice for every step of up to `rows` rows over tables of `pages` pages."""
     shared = (n for n in range(1, min(rows, FEW) + 1) if _shared(n, q_heads, kv_heads, head_dim, pages))
-    return max([rows + 1, *(_floats(n, q_heads, head_dim, pages) for n in shared)])
+    return max((_floats(n, q_heads, head_dim, pages) for n in shared), default=0)
 
 
 def _shared(rows: int, q_heads: int, kv_heads: int, head_dim: int, pages: int) -> bool:
@@ -112,6 +121,24 @@ def _width(head_dim: int) -> int:
     return max(16, triton.next_power_of_2(head_dim))
 
 
+def group(batch: Batch, attentions: Iterable[tuple[int, int, int]], room: torch.Tensor) -> Batch:
+    """As `Ops.group`: lists for those layers whose programs walk all keys of a group, one for each number of rows in it."""
+    rows, pages = batch.positions.shape[0], batch.tables.shape[1]
+    cuts = [plan(rows, *heads, pages) for heads in attentions]
+    sizes = sorted({cut.rows for cut in cuts if cut.programs == 0})
+    if not sizes:
+        return batch
+    groups = {size: list_rows(batch, size, room[i * (rows + 1) :][: rows + 1]) for i, size in enumerate(sizes)}
+    return replace(batch, groups=groups)
+
+
+def list_rows(batch: Batch, size: int, out: torch.Tensor) -> torch.Tensor:
+    """out int32 [R + 1] = how many groups of up to `size` rows there are, and the first row of each, ascending."""
+    rows, join = batch.positions.shape[0], chain.options(batch.positions.device)
+    list_groups[(1,)](batch.positions, batch.table_of, out, rows, size, LISTED, num_warps=4, **join)
+    return out
+
+
 def attention(
     qkv: torch.Tensor,
     batch: Batch,
@@ -131,7 +158,7 @@ def attention(
 
     qkv f32 [R, q_heads * head_dim or more]: bf16 queries in it, as `rope.rope_write` leaves them. keys and values as made by
     `rope.kv_cache`. out f32 or an operand [R, q_heads * head_dim]. scratch f32, of at least `scratch_floats` values. scale and
-    temperatures are positive.
+    temperatures are positive. batch as `group` left it, or with `list_rows` of `cut.rows` in its groups.
     cut: a plan other than `plan`'s, to measure it. sinks: f32 [q_heads].
     """
     rows, pages = qkv.shape[0], batch.tables.shape[1]
@@ -147,9 +174,8 @@ def attention(
     tiles = (_tiles(keys, width), _tiles(values, min(width, VALUES))) if cut.described else (None, None)
     options = {"num_warps": WARPS, "num_stages": cut.stages, "enable_fp_fusion": False, **join}
     if cut.programs == 0:
-        groups = scratch.view(torch.int32)
+        groups = _listed(batch, cut)
         items = triton.cdiv(rows, cut.rows) + min(batch.tables.shape[0], rows)
-        list_groups[(1,)](batch.positions, batch.table_of, groups, rows, cut.rows, LISTED, num_warps=4, **join)
         attend_many[(units, items)](
             queries, *where, sinks, keys, values, *tiles, out, groups, rows, pages, window, *factors, *sizes,
             window > 0, capped, INTERPRET, **options,
@@ -159,12 +185,21 @@ def attention(
     parts, stats = scratch, scratch[rows * q_heads * splits * width :]
     attend_few[(cut.programs,)](
         queries, *where, keys, values, *tiles, parts, stats, rows, pages, splits, window, *factors, *sizes,
-        triton.next_power_of_2(rows), window > 0, capped, INTERPRET, **options,
+        triton.next_power_of_2(rows), window > 0, capped, cut.hints, INTERPRET, **options,
     )  # fmt: skip
     combine[(rows, q_heads)](
-        batch.positions, parts, stats, sinks, out, splits, window, q_heads, dim, width, keys_of_split, window > 0, AHEAD,
+        batch.positions, parts, stats, sinks, out, splits, window, q_heads, dim, width, keys_of_split, window > 0, AHEAD, cut.hints,
         num_warps=max(1, width // 32), enable_fp_fusion=False, **join,
     )  # fmt: skip
+
+
+def _listed(batch: Batch, cut: Plan) -> torch.Tensor:
+    groups = (batch.groups or {}).get(cut.rows)
+    if groups is None:
+        raise ValueError(
+            f"A batch of {len(batch.positions)} rows attends in groups that are not listed: call Ops.group before."
+        )
+    return groups
 
 
 def _tiles(cache: torch.Tensor, width: int) -> TensorDescriptor:

@@ -282,6 +282,9 @@ class TritonOps:
     ) -> None:
         _write(qkv, batch, rope, interleaved, q_heads, cache.keys, cache.values, norms, eps)
 
+    def group(self, batch: Batch, attentions: Iterable[tuple[int, int, int]], room: Array) -> Batch:
+        return attention.group(batch, attentions, room)
+
     def attention(
         self,
         qkv: Array,

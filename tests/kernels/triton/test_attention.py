@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from power_lab.kernels import reference
 from power_lab.kernels.ops import BLOCK, Batch
@@ -85,15 +87,21 @@ def attend(case: Case, step: tuple, **cut: int | bool) -> torch.Tensor:
     q_heads, kv_heads, dim = case.heads
     qkv, _, batch, keys, values, _ = step
     rows, pages = qkv.shape[0], batch.tables.shape[1]
-    plan = attention.plan(rows, *case.heads, pages)
+    plan = replace(attention.plan(rows, *case.heads, pages), **cut)
     scratch = torch.full((attention.scratch_floats(rows, q_heads, kv_heads, dim, pages),), torch.nan)
     sinks = torch.linspace(-3.0, 6.0, q_heads) if case.sinks else None
     out = torch.full((rows, q_heads * dim), torch.nan)
     attention.attention(
-        qkv, batch, q_heads, dim**-0.5, keys, values, out, case.window, case.softcap, heat(case), scratch,
-        replace(plan, **cut), sinks,
+        qkv, listed(batch, plan.rows), q_heads, dim**-0.5, keys, values, out, case.window, case.softcap, heat(case), scratch,
+        plan, sinks,
     )  # fmt: skip
     return out
+
+
+def listed(batch: Batch, size: int) -> Batch:
+    """The batch with its groups of up to `size` rows."""
+    room = torch.full((len(batch.positions) + 1,), -1, dtype=torch.int32)
+    return replace(batch, groups={size: attention.list_rows(batch, size, room)})
 
 
 def heat(case: Case) -> torch.Tensor | None:
@@ -130,8 +138,53 @@ def test_plans_do_not_change_bits(case: Case) -> None:
     step = make(case)
     want = attend(case, step, programs=0, described=False)
     assert attend(case, step, programs=0, described=True).equal(want)
-    for programs, described in ((1, False), (3, True), (5, False), (64, True)):
-        assert attend(case, step, programs=programs, described=described).equal(want), f"{programs} programs"
+    for programs, described, hints in ((1, False, 0), (3, True, 2), (5, False, 3), (64, True, 0)):
+        found = attend(case, step, programs=programs, described=described, hints=hints)
+        assert found.equal(want), f"{programs} programs"
+
+
+ROWS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(1, 40)), min_size=1, max_size=6)
+
+
+@given(ROWS, st.sampled_from([1, 3, 16]))
+@settings(max_examples=30, deadline=None)
+def test_groups_end_where_rows_do_not_follow(spans: list[tuple[int, int, int]], size: int) -> None:
+    """spans: (table, first position, rows). Nothing is written behind the last group."""
+    rows = [(table, first + i) for table, first, count in spans for i in range(count)]
+    batch = batch_of(rows)
+    found = listed(batch, size).groups[size].tolist()
+    want = [0, *(i for i in range(1, len(rows)) if i % size == 0 or rows[i] != (rows[i - 1][0], rows[i - 1][1] + 1))]
+    assert found[: found[0] + 1] == [len(want), *want]
+    assert set(found[found[0] + 1 :]) <= {-1}
+
+
+def batch_of(rows: list[tuple[int, int]]) -> Batch:
+    """Rows of (table, position), over tables of 4 pages."""
+    table_of, positions = torch.tensor(rows, dtype=torch.int32).T.contiguous()
+    return Batch(positions, positions, positions.long(), table_of, torch.ones(3, 4, dtype=torch.int32), positions)
+
+
+def test_a_list_serves_all_layers_whose_programs_take_as_many_rows() -> None:
+    """One for heads of either width with 4 query heads a KV head, another where there are 3; none for those that share splits."""
+    batch, room = batch_of([(0, p) for p in range(70)]), torch.full((3 * 71,), -1, dtype=torch.int32)
+    found = attention.group(batch, [(32, 8, 128), (9, 3, 64), (4, 1, 64)], room)
+    assert found.groups.keys() == {16, 21}
+    for at, (size, groups) in enumerate(found.groups.items()):
+        assert groups.data_ptr() == room[71 * at :].data_ptr(), "where the next step puts it, too"
+        first = range(0, 70, size)
+        assert groups.tolist()[: len(first) + 1] == [len(first), *first]
+    assert (room[2 * 71 :] == -1).all(), "nothing is listed twice"
+    few = batch_of([(0, p) for p in range(5)])
+    assert attention.group(few, [(32, 8, 128)], room) is few
+
+
+def test_rows_that_nobody_grouped_are_refused() -> None:
+    case = Case(((64, 66),))
+    qkv, _, batch, keys, values, _ = make(case)
+    out = torch.full((66, 32), torch.nan)
+    with pytest.raises(ValueError, match=r"call Ops\.group"):
+        attention.attention(qkv, batch, 2, 0.25, keys, values, out, 0, 0.0, None, torch.empty(0))
+    assert out.isnan().all()
 
 
 @pytest.mark.parametrize(
@@ -157,6 +210,13 @@ def test_plans_do_not_change_bits(case: Case) -> None:
 def test_plans(rows: int, heads: tuple[int, int, int], pages: int, wanted: attention.Plan) -> None:
     assert attention.plan(rows, *heads, pages) == wanted
     assert wanted.heads * wanted.rows <= attention.LINES and wanted.heads * wanted.head_blocks >= heads[0] // heads[1]
+
+
+def test_hints_are_given_where_contexts_are_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "HINTS", 2)
+    plan = attention.plan.__wrapped__
+    assert plan(1, 32, 8, 128, attention.LONG).hints == 2
+    assert plan(1, 32, 8, 128, attention.LONG - 1).hints == 0
 
 
 def test_scratch_is_bounded_over_all_steps() -> None:

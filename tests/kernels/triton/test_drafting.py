@@ -14,6 +14,7 @@ from power_lab.kernels.quants import QuantType
 from power_lab.kernels.triton import attention, embed, linear, logprobs, moves, rope
 from tests.kernels.triton.matrices import rounded, weight
 from tests.kernels.triton.sampling import Row, draw, scores
+from tests.kernels.triton.test_attention import listed
 from tests.kernels.triton.test_linear import WORK, activations, assert_close, poison
 from tests.kernels.triton.test_norm import normal
 
@@ -89,7 +90,7 @@ def test_queries_alone(wide: bool, many: bool) -> None:
     results = []
     for qkv in (whole, alone):
         scratch, out = poison(attention.scratch_floats(2, heads, kv_heads, dim, 2)), poison(2, heads * dim)
-        attention.attention(qkv, batch, heads, 0.25, keys, values, out, 0, 0.0, None, scratch, cut)
+        attention.attention(qkv, listed(batch, 8), heads, 0.25, keys, values, out, 0, 0.0, None, scratch, cut)
         results.append(out)
     assert torch.equal(*results) and results[0].isfinite().all()
 
@@ -120,7 +121,7 @@ def test_rows_of_a_block_see_all_of_it(window: int, by_position: bool, many: boo
     scratch = poison(attention.scratch_floats(3 * block, heads, kv_heads, dim, 4))
     cut = replace(attention.plan(1, heads, kv_heads, dim, 4), rows=8, programs=0, stages=2) if many else None
     attention.attention(
-        qkv, batch, heads, dim**-0.5, keys, values, out, window, 0.0, None, scratch, cut
+        qkv, listed(batch, 8), heads, dim**-0.5, keys, values, out, window, 0.0, None, scratch, cut
     )  # fmt: skip
     for row, i in enumerate(request.tolist()):
         want = reference.attention(plain[row].float(), *known[i], dim**-0.5, window).flatten()

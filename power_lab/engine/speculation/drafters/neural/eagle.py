@@ -22,7 +22,7 @@ from msgspec import Meta
 from power_lab.engine.models.decoder import ITEMSIZE
 from power_lab.engine.models.probed import drafter_shapes
 from power_lab.engine.models.rope import Rope
-from power_lab.engine.models.spec import AttentionSpec, LayerSpec, LayerWeights, ModelSpec
+from power_lab.engine.models.spec import AttentionSpec, LayerSpec, LayerWeights, ModelSpec, attention_shapes
 from power_lab.engine.speculation.drafters import Drafter
 from power_lab.engine.speculation.drafters.neural import REACH, Room
 from power_lab.engine.speculation.drafters.neural.artifact import Artifact, Binder, Target, refused
@@ -132,8 +132,7 @@ class EagleCompanion:
         self.trained, self.ops, self.saying, self._room = trained, trained.ops, trained.saying, room
         self.serves, self.taps = trained.serves, (len(trained.spec.layers),)
         specs = tuple(layer.spec for layer in trained.layers)
-        shapes = ((spec.attention.heads, spec.attention.kv_heads, spec.attention.head_dim) for spec in specs)
-        self.attentions = list(dict.fromkeys(shapes))
+        self.attentions = list(attention_shapes(specs))
         self.steps = ChainSteps(self, room)
         ops, rows, width = self.ops, self.steps.most.places, trained.spec.width
         self._work = LayerWorkspace.make(ops, specs, trained.config.width, rows, trained.embedding.operand)
@@ -202,6 +201,7 @@ class EagleCompanion:
         x, wide, embedded, hidden = (a[:rows] for a in (self._x, self._wide, self._embedded, self._hidden))
         h, delta = work.normed[:rows], work.delta[:rows]
         ops.embed(trained.embedding, batch.ids, wide, trained.spec.embedding_scale, drawn)
+        seen = ops.group(seen, self.attentions, work.groups)
         ops.tap(wide, None, None, eps, embedded, 0, None)
         ops.linear(embedded, (trained.embed_proj,), x)
         if step == 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from power_lab.engine.models.spec import LayerSpec, LayerWeights
+from power_lab.engine.models.spec import LayerSpec, LayerWeights, attention_shapes
 from power_lab.kernels.ops import Array, Batch, KVCache, Ops
 
 
@@ -17,6 +17,7 @@ class LayerWorkspace:
     qkv: Array
     attended: Array
     gated: Array
+    groups: Array
 
     @classmethod
     def make(cls, ops: Ops, layers: tuple[LayerSpec, ...], width: int, rows: int, operand: str) -> LayerWorkspace:
@@ -27,6 +28,7 @@ class LayerWorkspace:
             qkv=ops.empty((rows * max(a.qkv_width for a in attentions),), "float32"),
             attended=ops.empty((rows * max(a.q_width for a in attentions),), operand),
             gated=ops.empty((rows * max(layer.ffn for layer in layers),), operand),
+            groups=ops.empty((len(attention_shapes(layers)) * (rows + 1),), "int32"),
         )
 
     @property
@@ -66,7 +68,7 @@ class Layer:
         """x += work.delta, normed by `post` if there is one, unless x is `whole`; then all that the layer makes of x f32 [R, D]. What its
         feed-forward part would add is left in work.delta, and the norm of it, or None, is returned.
 
-        seen: the batch with the positions up to which rows attend.
+        seen: the batch with the positions up to which rows attend, grouped as `Ops.group` does it.
         """
         ops, a, w, eps, rows = self.ops, self.spec.attention, self.weights, self.eps, x.shape[0]
         h, delta = work.normed[:rows], work.delta[:rows]

@@ -158,10 +158,11 @@ class MtpCompanion:
 
     def observe(self, batch: Batch, drawn: Array | None) -> None:
         """Keys and values of every row and head, and of all heads but the last what the next one reads."""
+        seen = self._grouped(batch) if len(self._heads) > 1 else batch
         for at, head in enumerate(self._heads):
             x = self._enter(head, at, batch, drawn)
             if at + 1 < len(self._heads):
-                self._finish(head, x, batch, batch, self._caches[at], self._states[at + 1])
+                self._finish(head, x, batch, seen, self._caches[at], self._states[at + 1])
             else:
                 head.layer.keep(x, batch, self._caches[at], self._work, whole=True)
 
@@ -172,7 +173,7 @@ class MtpCompanion:
 
     def advance(self, step: int, batch: Batch, seen: Batch, drawn: Array) -> Array:
         """The row of draft `step` in every head that has not drafted yet; the first of these drafts."""
-        last = len(self._heads) - 1
+        last, seen = len(self._heads) - 1, self._grouped(seen)
         drafting = min(step, last)
         if last == 0 and not self.trained.config.normed_chain:  # the row before is still in the workspace
             head = self._heads[0]
@@ -182,6 +183,9 @@ class MtpCompanion:
             self._row(at, self._states[min(at + 1, last)] if at < last else None, batch, seen, drawn)
         # The one that drafts comes last: its hidden state stays in the workspace. No head reads what another has made of the same row.
         return self._row(drafting, self._states[min(drafting + 1, last)], batch, seen, drawn)
+
+    def _grouped(self, batch: Batch) -> Batch:
+        return self.ops.group(batch, self.attentions, self._work.groups)
 
     def _row(self, at: int, states: Array | None, batch: Batch, seen: Batch, drawn: Array) -> Array:
         head = self._heads[at]
