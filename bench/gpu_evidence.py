@@ -137,6 +137,8 @@ def fla(out: Path) -> list[Command]:
 
 def hints(out: Path) -> list[Command]:
     return [[*script("bench/gpu_hints.py"), "--output", f"{out}/hints.json"]]
+
+
 def sums(out: Path) -> list[Command]:
     return [[*script("bench/gpu_sums.py"), "--output", f"{out}/sums.json"]]
 

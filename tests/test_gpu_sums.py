@@ -20,7 +20,7 @@ from power_lab.kernels.quants import QuantType
 from power_lab.kernels.triton import norm, rope
 from power_lab.kernels.triton.parts import Parts, parts_of
 from tests import tiny
-from tests.kernels.triton.interpreted import InterpretedOps
+from tests.kernels.triton.leaving import LeavingOps
 
 ROOT = Path(__file__).parents[1]
 SMALL = {"qkv": Layer(1024, 64, 2, 1, 32), "down": Layer(64, 1024, 2, 1, 32)}  # 1,024 of K: four splits
@@ -36,7 +36,7 @@ def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("part", ["qkv", "down"])
 def test_both_ways_leave_the_same_bits_and_a_fault_shows(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    pair = Pair(InterpretedOps(), SMALL[part], part, QuantType.BF16)
+    pair = Pair(LeavingOps(), SMALL[part], part, QuantType.BF16)
     assert pair.splits == 4 and len(pair.weights) == 1
     assert gpu_sums.different(pair) == []
 
@@ -66,7 +66,7 @@ def test_what_differs_is_not_timed(wrong: bool, tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(gpu_sums, "card", lambda _: "no card")
     monkeypatch.setattr(gpu_sums, "copy_bandwidth", lambda _: 1e12)
-    monkeypatch.setattr(gpu_sums, "TritonOps", InterpretedOps)
+    monkeypatch.setattr(gpu_sums, "TritonOps", LeavingOps)
     monkeypatch.setattr(gpu_sums, "bits", lambda _: told("bits", ["1 rows, on"] if wrong else []))
     monkeypatch.setattr(gpu_sums, "pairs", lambda *_: told("pairs", []))
     monkeypatch.setattr(sys, "argv", ["gpu_sums.py", "pairs", "--output", str(tmp_path / "sums.json")])

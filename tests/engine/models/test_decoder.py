@@ -9,7 +9,7 @@ from power_lab.engine.plan import StepPlan
 from power_lab.engine.request import SamplingParams
 from power_lab.kernels.triton import linear
 from tests import tiny
-from tests.kernels.triton.interpreted import InterpretedOps
+from tests.kernels.triton.leaving import LeavingOps
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning"),
@@ -25,7 +25,7 @@ def logits(kind: str, stored: str, *, apart: bool) -> tuple[list[bytes], int]:
         assert not np.isnan(rows).any(), "sums were read after their scratch had gone to another product"
         seen.append(rows.tobytes())
 
-    ops = InterpretedOps(apart=apart)
+    ops = LeavingOps(apart=apart)
     shape = tiny.Shape(kind=kind, width=512, ffn=512, heads=4, kv_heads=1, head_dim=128, stored=stored)
     engine = tiny.engine(shape, ops, kv_tokens=1024, observer=observe)
     params = SamplingParams(max_tokens=2, ignore_eos=True)
