@@ -53,6 +53,7 @@ COMMIT = (
     "exactness.py",
     "gpu_fla.py",
     "gpu_hints.py",
+    "gpu_sums.py",
 )  # scripts that put a given commit into their records
 
 Command = list[str]
@@ -92,6 +93,7 @@ def phases(processes: int) -> dict[str, Phase]:
         "qwen3-0.6b": Phase(200, partial(bench, "qwen3-0.6b", "gpu.py", f"qwen3-0.6b {MODEL}")),
         "qwen3-8b": Phase(400, partial(bench, "qwen3-8b", "gpu.py", f"qwen3-8b {MODEL}")),
         "long": Phase(200, partial(bench, "long", "gpu.py", LONG)),
+        "sums": Phase(400, sums, before=sums_kernels),
         "curve": Phase(200, partial(bench, "curve", "speculation.py curve", CURVE)),
         "peers": Phase(560, partial(bench, "peers", "gpu.py", PEERS)),
         "hints": Phase(200, hints),
@@ -135,6 +137,15 @@ def fla(out: Path) -> list[Command]:
 
 def hints(out: Path) -> list[Command]:
     return [[*script("bench/gpu_hints.py"), "--output", f"{out}/hints.json"]]
+
+
+def sums(out: Path) -> list[Command]:
+    return [[*script("bench/gpu_sums.py"), "--output", f"{out}/sums.json"]]
+
+
+def sums_kernels(_: Path) -> list[Command]:
+    """Compiles its variants, some hundred, by all cores."""
+    return [[*script("bench/precompile.py"), "sums"]]
 
 
 def speed(file: str, more: str, out: Path, paths: Sequence[str] = ()) -> list[Command]:

@@ -12,7 +12,7 @@ from typing import Any
 from bench.floors import seconds
 from power_lab.kernels.ops import Array, Graph, Ops, Weight
 
-ASIDE = ("empty", "asarray", "tohost", "weight", "vector", "kv_cache", "rope_tables", "digest", "reasons")
+ASIDE = ("empty", "parts", "asarray", "tohost", "weight", "vector", "kv_cache", "rope_tables", "digest", "reasons")
 """Methods of a table that are no operations of a step."""
 
 

@@ -89,6 +89,9 @@ def described(engine: Any) -> list[tuple[str, int]]:
     calls: list[tuple[str, int]] = []
 
     class Listing:
+        def parts(self, out: Any) -> Any:
+            return out
+
         def __getattr__(self, name: str) -> Any:
             def call(*args: Any) -> None:
                 weights = [

@@ -315,6 +315,13 @@ class Ops(Protocol):
         """out[i] = what `add_rms_norm` makes of row rows[i]. rows int32 [Q], out [Q, D]; x and delta mean nothing afterwards."""
         ...
 
+    def parts(self, out: Array) -> Array:
+        """What `linear` may be given for `out` [R, N], and then one `add_rms_norm` (as delta) or `rope_write`, before any other product:
+        where the device has sums of splits to add, the reader adds them, with the same bits. `rope_write` leaves queries in `out`, and
+        otherwise `out` means nothing. Tables without such sums return `out`.
+        """
+        ...
+
     def linear(self, x: Array, weights: tuple[Weight, ...], out: Array, bias: Array | None = None) -> None:
         """out[:, n] = sum_k x[:, k] * W[n, k] + bias[n], the weights stacked along N (fused QKV).
 

@@ -131,17 +131,20 @@ class Decoder:
         ops.embed(weights.embedding, batch.ids, x, spec.embedding_scale, drawn)
         grouped = ops.group(seen or batch, self._attentions, work.groups)
         post: Array | None = None  # norm of what the part before has left in delta
+        left = delta  # or its parts, which the norm behind adds up
         for index, (_, w) in enumerate(self._layers):
             if index:
-                ops.add_rms_norm(x, delta, post, w.attn_norm, eps, h)
+                ops.add_rms_norm(x, left, post, w.attn_norm, eps, h)
             elif w.attn_norm is not None:
                 ops.rms_norm(x, w.attn_norm, eps, h)
             if companion is not None and index in taps:
                 companion.tap(index, x, None, None, batch)
             source = x if w.attn_norm is None else h
-            self._attend(index, batch, grouped, caches[index], work, source, delta)
-            ops.add_rms_norm(x, delta, w.post_attn_norm, w.ffn_norm, eps, h)
-            self._feed(index, work, x if w.ffn_norm is None else h, delta)
+            left = self._left(delta)
+            self._attend(index, batch, grouped, caches[index], work, source, left)
+            ops.add_rms_norm(x, left, w.post_attn_norm, w.ffn_norm, eps, h)
+            left = delta if index + 1 == len(self._layers) else self._left(delta)  # the last is read by companions, too
+            self._feed(index, work, x if w.ffn_norm is None else h, left)
             post = w.post_ffn_norm
         if companion is not None:
             if len(self._layers) in taps:
@@ -155,23 +158,30 @@ class Decoder:
                 ops.softcap(logits, spec.final_softcap)
         return logits
 
+    def _left(self, out: Array) -> Array:
+        """What a part leaves to the norm behind it: `out`, or its parts, where nothing else reads it."""
+        return self.ops.parts(out)
+
     def _attend(
         self, index: int, batch: Batch, seen: Batch, cache: KVCache, work: Workspace, x: Array, out: Array
     ) -> None:
-        """out = the attention part's contribution for input x; keys and values are written to the cache first."""
+        """out, or its parts = the attention part's contribution for input x; keys and values are written to the cache first."""
         ops, rows = self.ops, x.shape[0]
         layer, w = self._layers[index]
         a = layer.attention
         qkv, attended = _view(work.qkv, rows, a.qkv_width), _view(work.attended, rows, a.q_width)
-        ops.linear(x, w.qkv, qkv, w.qkv_bias)
+        made = ops.parts(qkv)
+        ops.linear(x, w.qkv, made, w.qkv_bias)
         interleaved = a.rope is not None and a.rope.interleaved
-        ops.rope_write(qkv, batch, self.rope_table(a.rope), interleaved, a.heads, cache, w.qk_norms, self.spec.norm_eps)
+        ops.rope_write(
+            made, batch, self.rope_table(a.rope), interleaved, a.heads, cache, w.qk_norms, self.spec.norm_eps
+        )
         temperature = None if a.temperature is None else self._temperatures[a.temperature]
         ops.attention(qkv, seen, a.heads, a.scale, cache, attended, a.window, a.softcap, temperature)
         ops.linear(attended, (w.out,), out, w.out_bias)
 
     def _feed(self, index: int, work: Workspace, x: Array, out: Array) -> None:
-        """out = the feed-forward part's contribution for input x."""
+        """out, or its parts = the feed-forward part's contribution for input x."""
         layer, w = self._layers[index]
         gated = _view(work.gated, x.shape[0], layer.ffn)
         self.ops.gate_up(x, w.gate, w.up, gated, layer.activation)

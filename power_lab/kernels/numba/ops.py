@@ -222,6 +222,9 @@ class NumbaOps:
         self._norm(x, delta, post, weight, eps, x)
         self._do(embed.gather_job(x, rows, out), x, rows, out)
 
+    def parts(self, out: Array) -> Array:
+        return out
+
     def linear(self, x: Array, weights: tuple[Weight, ...], out: Array, bias: Array | None = None) -> None:
         plan, cols, width = self._plan(weights)
         same(x.shape[1], cols, "input width")

@@ -18,6 +18,7 @@ from power_lab.kernels.ops import Activation
 from power_lab.kernels.quants import QuantType
 from power_lab.kernels.triton import chain
 from power_lab.kernels.triton.paired import paired
+from power_lab.kernels.triton.parts import Parts
 from power_lab.kernels.triton.planes import FORMS, DeviceWeight, Form, arguments
 from power_lab.kernels.triton.product import combine, product
 from power_lab.kernels.triton.wide import spread, wide
@@ -79,6 +80,8 @@ class Shape:
         ahead: cache lines of each column, or tiles of codes, that are fetched before the kernel ahead has ended.
         paired: a tile's columns are of both gated weights, half of `bn` of each.
         lean: each instruction of the matrix unit is waited for, which spares a third of the registers: more programs at once.
+        apart: sums of splits are left to what reads the result, where that can add them (`Parts`). No launch does so until a GPU has timed
+            it (`bench/gpu_sums.py`).
     """
 
     bk: int
@@ -89,6 +92,7 @@ class Shape:
     ahead: int = 0
     paired: bool = False
     lean: bool = False
+    apart: bool = False
 
 
 @lru_cache(maxsize=4096)
@@ -154,20 +158,24 @@ def reduction(columns: int, cols: int, gated: bool, stored: bool) -> tuple[int, 
 def linear(
     x: torch.Tensor,
     weights: tuple[DeviceWeight, ...],
-    out: torch.Tensor,
+    out: torch.Tensor | Parts,
     work: Workspace,
     bias: torch.Tensor | None = None,
 ) -> None:
     """out[:, n] = sum_k x[:, k] * W[n, k] + bias[n], the weights stacked along N; one launch for each run of one type.
 
     x [R, K] bf16 beside bf16 weights, f16 of a 16th part (`operand`) beside others; out f32 [R, sum N], bias f32 [sum N]; all contiguous.
+    Into `Parts` the sums of splits may be left as they are.
     """
+    parts, out = (out, out.out) if isinstance(out, Parts) else (None, out)
     total = sum(w.rows for w in weights)
     _check(x, out, total, weights)
     if out.dtype != torch.float32:
         raise ValueError(f"the result is {out.dtype}, expected torch.float32")
     if bias is not None and bias.shape != (total,):
         raise ValueError(f"bias width is {list(bias.shape)}, expected {total}")
+    if parts is not None and _launch_apart(x, weights, parts, work, bias):
+        return
     column = 0
     for _, run in groupby(weights, key=lambda w: w.type):
         same = tuple(run)
@@ -175,6 +183,21 @@ def linear(
         part = None if bias is None else bias[column : column + width]
         _launch(x, same, out[:, column : column + width], work, part, NONE)
         column += width
+
+
+def _launch_apart(
+    x: torch.Tensor, weights: tuple[DeviceWeight, ...], parts: Parts, work: Workspace, bias: torch.Tensor | None
+) -> bool:
+    """Launch a product whose sums of splits stay apart, if they may: whether it was. One of several types is several products."""
+    (rows, cols), columns, type = x.shape, parts.out.shape[1], weights[0].type
+    splits, _ = reduction(columns, cols, False, type in FORMS)
+    one = rows <= NARROW and splits > 1 and all(w.type == type for w in weights)
+    s = shape(columns, cols, type, False, min(rows, NARROW))
+    apart = one and (s.apart or parts.anyway)
+    parts.splits, parts.bias = (splits, bias) if apart else (1, None)
+    if apart:
+        launch(x, weights, parts.out, work, None, NONE, s, apart=True)
+    return apart
 
 
 def gate_up(
@@ -242,8 +265,9 @@ def launch(
     bias: torch.Tensor | None,
     activation: int,
     s: Shape,
+    apart: bool = False,
 ) -> None:
-    """One launch for at most NARROW rows, of the shape that it is told."""
+    """One launch for at most NARROW rows, of the shape that it is told; `apart`: sums of splits stay in the scratch, `out` as it is."""
     rows, cols, columns = x.shape[0], x.shape[1], out.shape[1]
     if s.paired:
         values = [w.planes["values"] for w in weights]
@@ -261,8 +285,9 @@ def launch(
         x, tuple(arguments(w) for w in weights), out, out if bias is None else bias, work.partials, work.counters,
         rows, cols, columns, out.stride(0), depth,
         FORM=weights[0].form, BN=s.bn, BM=s.bm, BK=s.bk, SPLITS=splits, ACTIVATION=activation, BIASED=bias is not None,
-        EVEN=cols % s.bk == 0, STREAM=rows <= s.bm, BAND=BAND, AHEAD=s.ahead, LEAN=s.lean, INTERPRET=triton.knobs.runtime.interpret,
-        num_warps=s.warps, num_stages=s.stages, enable_fp_fusion=False, **chain.options(x.device),
+        EVEN=cols % s.bk == 0, STREAM=rows <= s.bm, BAND=BAND, AHEAD=s.ahead, LEAN=s.lean, APART=apart,
+        INTERPRET=triton.knobs.runtime.interpret, num_warps=s.warps, num_stages=s.stages, enable_fp_fusion=False,
+        **chain.options(x.device),
     )  # fmt: skip
 
 

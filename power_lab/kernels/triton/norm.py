@@ -11,6 +11,7 @@ import triton.language as tl
 
 from power_lab.kernels.triton import chain
 from power_lab.kernels.triton.operand import to_operand
+from power_lab.kernels.triton.parts import Parts, parts_of, summed
 
 PLAN = "norm: one row a program, one block; (x * rsqrt(sum * (1 / width) + eps)) * w, rounded operation by operation"
 CAPPED = 2048  # values of one program of `softcap`
@@ -23,8 +24,12 @@ def root_scale(x, eps, D: tl.constexpr):
     return tl.rsqrt(tl.sum(x * x, 0) * (1.0 / D) + eps)
 
 
-@triton.jit(do_not_specialize_on_alignment=["rows"])
-def _norm_rows(x, delta, post, weight, out, eps, rows, D: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+@triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["rows"])
+def _norm_rows(
+    x, delta, post, weight, out, eps, rows, D: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    bias=None, count=0, SPLITS: tl.constexpr = 1,
+):  # fmt: skip
+    """count: rows of each of the SPLITS parts that `delta` may be of, to whose sum the bias belongs."""
     chain.begin(PDL)
     i = tl.arange(0, BLOCK)
     inside = i < D
@@ -37,7 +42,7 @@ def _norm_rows(x, delta, post, weight, out, eps, rows, D: tl.constexpr, BLOCK: t
     at = (r if rows is None else tl.load(rows + r).to(tl.int64)) * D
     row = tl.load(x + at + i, mask=inside, other=0.0)
     if delta is not None:
-        added = tl.load(delta + at + i, mask=inside, other=0.0)
+        added = summed(delta + at + i, count.to(tl.int64) * D, bias, i, inside, SPLITS)
         if post is not None:
             added = (added * root_scale(added, eps, D)) * after
         row = row + added
@@ -70,7 +75,7 @@ def _softcap(x, count, cap, BLOCK: tl.constexpr, PDL: tl.constexpr):
 
 def norm(
     x: torch.Tensor,
-    delta: torch.Tensor | None,
+    delta: torch.Tensor | Parts | None,
     post: torch.Tensor | None,
     weight: torch.Tensor | None,
     eps: float,
@@ -80,16 +85,20 @@ def norm(
     """x += delta, or x += rms_norm(delta) * post; then out = rms_norm(x) * weight. What is None is left out.
 
     x and delta f32 [R, D], post and weight f32 [D], out f32 or an operand [R, D], all contiguous. delta is only read. Without `delta`, x is
-    only read; without `weight`, out is not touched.
+    only read; without `weight`, out is not touched. Of `Parts`, delta is the sum.
 
     rows: int32 [Q], numbers of rows of x. out [Q, D] then has the norms of these rows alone, in this order, and x is only read.
     """
     count, width = x.shape if rows is None else (len(rows), x.shape[1])
-    if count and delta is not None and post is None and weight is None:
+    delta, splits, bias = (None, 1, None) if delta is None else parts_of(delta)
+    if count and delta is not None and splits == 1 and post is None and weight is None:
         _add[(triton.cdiv(x.numel(), ADDED),)](x, delta, x.numel(), ADDED, num_warps=4, **chain.options(x.device))
     elif count:
         options = {"num_warps": warps(width), "enable_fp_fusion": False, **chain.options(x.device)}
-        _norm_rows[(count,)](x, delta, post, weight, out, eps, rows, width, triton.next_power_of_2(width), **options)
+        _norm_rows[(count,)](
+            x, delta, post, weight, out, eps, rows, width, triton.next_power_of_2(width),
+            bias=bias, count=len(x), SPLITS=splits, **options,
+        )  # fmt: skip
 
 
 def warps(width: int) -> int:

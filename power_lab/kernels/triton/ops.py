@@ -52,6 +52,7 @@ from power_lab.kernels.triton import (
 )
 from power_lab.kernels.triton.host import Arriving, Pinned
 from power_lab.kernels.triton.operand import LARGEST, WHOLE, narrow
+from power_lab.kernels.triton.parts import Parts
 
 DOMAIN = "power-lab/arithmetic/triton/1"
 PINNED = 1 << 20  # bytes of an array up to which its copy to the device is not waited for
@@ -72,12 +73,16 @@ class TritonOps:
 
     Args:
         device: a CUDA device in torch's words.
+
+    Attributes:
+        apart: sums of splits are left to their readers wherever those can add them; for benchmarks, no launch's choice.
     """
 
     name = "triton"
     mode = "exact"
     kv_dtype = "bfloat16"
     asynchronous = True
+    apart = False
     row_buckets: tuple[int, ...] = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 
     def __init__(self, device: str = "cuda", priority: int = 0) -> None:
@@ -262,6 +267,9 @@ class TritonOps:
         self, x: Array, delta: Array, post: Array | None, weight: Array, eps: float, rows: Array, out: Array
     ) -> None:
         norm.norm(x, delta, post, weight, eps, out, rows)
+
+    def parts(self, out: Array) -> Array:
+        return Parts(out, self._workspace().partials, self.apart)
 
     def linear(self, x: Array, weights: tuple[Weight, ...], out: Array, bias: Array | None = None) -> None:
         linear.linear(_narrow(x, weights[0]), tuple(w.data for w in weights), out, self._workspace(), bias)

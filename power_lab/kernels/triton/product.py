@@ -135,11 +135,11 @@ def product(
     X, weights, Out, Bias, Partials, Counters, R, K, columns, pitch, span,
     FORM: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, SPLITS: tl.constexpr,
     ACTIVATION: tl.constexpr, BIASED: tl.constexpr, EVEN: tl.constexpr, STREAM: tl.constexpr, BAND: tl.constexpr,
-    AHEAD: tl.constexpr, LEAN: tl.constexpr, PDL: tl.constexpr, INTERPRET: tl.constexpr,
+    AHEAD: tl.constexpr, LEAN: tl.constexpr, APART: tl.constexpr, PDL: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
     """Out[R, columns], its rows `pitch` apart, of weights that lie side by side, or of two that are gated. Program (tile, split).
 
-    Splits leave their sums in `Partials`; the last to arrive adds them, in order.
+    Splits leave their sums in `Partials`; the last to arrive adds them, in order, unless they stay APART.
     """
     chain.begin(PDL)
     GATED: tl.constexpr = ACTIVATION > 0
@@ -187,18 +187,19 @@ def product(
         tl.store(sums + split * size, acc, mask=mask)
         if GATED:
             tl.store(sums + (SPLITS + split) * size, beside, mask=mask)
-        tl.debug_barrier()  # every thread's sums are written before one of them says so
-        if tl.atomic_add(Counters + pid, 1, sem="acq_rel") == SPLITS - 1:
-            total = tl.load(sums, mask=mask, other=0.0, cache_modifier=".cg")
-            total_beside = beside
-            if GATED:
-                total_beside = tl.load(sums + SPLITS * size, mask=mask, other=0.0, cache_modifier=".cg")
-            for i in range(1, SPLITS):
-                total += tl.load(sums + i * size, mask=mask, other=0.0, cache_modifier=".cg")
+        if not APART:
+            tl.debug_barrier()  # every thread's sums are written before one of them says so
+            if tl.atomic_add(Counters + pid, 1, sem="acq_rel") == SPLITS - 1:
+                total = tl.load(sums, mask=mask, other=0.0, cache_modifier=".cg")
+                total_beside = beside
                 if GATED:
-                    total_beside += tl.load(sums + (SPLITS + i) * size, mask=mask, other=0.0, cache_modifier=".cg")
-            _store(Out, Bias, total, total_beside, at, out_column, mask, ACTIVATION, BIASED)
-            tl.store(Counters + pid, 0)
+                    total_beside = tl.load(sums + SPLITS * size, mask=mask, other=0.0, cache_modifier=".cg")
+                for i in range(1, SPLITS):
+                    total += tl.load(sums + i * size, mask=mask, other=0.0, cache_modifier=".cg")
+                    if GATED:
+                        total_beside += tl.load(sums + (SPLITS + i) * size, mask=mask, other=0.0, cache_modifier=".cg")
+                _store(Out, Bias, total, total_beside, at, out_column, mask, ACTIVATION, BIASED)
+                tl.store(Counters + pid, 0)
 
 
 @triton.jit

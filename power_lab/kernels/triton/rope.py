@@ -12,6 +12,7 @@ import triton.language as tl
 
 from power_lab.kernels.ops import BLOCK, Batch
 from power_lab.kernels.triton import chain
+from power_lab.kernels.triton.parts import Parts, parts_of, summed
 
 PLAN = "rope: (x * (1 / sqrt(sum / size + eps))) * w; x0 * cos - x1 * sin, x0 * sin + x1 * cos, rounded one by one, then to bf16"
 PAIRS = 256  # pairs of one program, about
@@ -19,11 +20,12 @@ PAIRS = 256  # pairs of one program, about
 
 @triton.jit
 def _treat(
-    source, to, pitch, slot, positions, rope, weight, eps, heads,
+    source, size, bias, to, pitch, slot, positions, rope, weight, eps, heads, COLUMN: tl.constexpr, SPLITS: tl.constexpr,
     COUNT: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, HALF_BLOCK: tl.constexpr, REST_BLOCK: tl.constexpr,
     PAGE: tl.constexpr, INTERLEAVED: tl.constexpr, WIDE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Normalise and rotate some of COUNT heads [COUNT, D] at `source`; head h goes to `to + h * pitch`, in the page of a slot if any."""
+    """Normalise and rotate some of COUNT heads [COUNT, D] at `source`, or the sums of SPLITS that lie `size` values apart, with the bias
+    from COLUMN on; head h goes to `to + h * pitch`, in the page of a slot if any."""
     i = tl.arange(0, HALF_BLOCK)
     first, second = (2 * i, 2 * i + 1) if INTERLEAVED else (i, i + HALF)
     head = heads[:, None]
@@ -45,10 +47,11 @@ def _treat(
         place = tl.load(slot)
         to += (place // PAGE * (COUNT * PAGE) + place % PAGE) * D
     chain.wait(PDL)
-    a = tl.load(source + head * D + first[None, :], mask=here, other=0.0)
-    b = tl.load(source + head * D + second[None, :], mask=here, other=0.0)
+    column = COLUMN + head * D
+    a = summed(source + head * D + first[None, :], size, bias, column + first[None, :], here, SPLITS)
+    b = summed(source + head * D + second[None, :], size, bias, column + second[None, :], here, SPLITS)
     if REST_BLOCK:
-        rest = tl.load(source + head * D + j[None, :], mask=there, other=0.0)
+        rest = summed(source + head * D + j[None, :], size, bias, column + j[None, :], there, SPLITS)
     if weight is not None:
         squares = tl.sum(a * a + b * b, 1)
         if REST_BLOCK:
@@ -71,36 +74,38 @@ def _treat(
         tl.store(to + head * pitch + j[None, :], rest, mask=there)
 
 
-@triton.jit(do_not_specialize_on_alignment=["positions", "slots"])
+@triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["positions", "slots"])
 def _rope_write(
-    qkv, narrow, positions, slots, rope, q_norm, k_norm, keys, values, eps,
+    qkv, bias, rows, narrow, positions, slots, rope, q_norm, k_norm, keys, values, eps,
     Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, HALF_BLOCK: tl.constexpr,
     REST_BLOCK: tl.constexpr, D_BLOCK: tl.constexpr, HEADS: tl.constexpr, PAGE: tl.constexpr, INTERLEAVED: tl.constexpr,
-    WIDE: tl.constexpr, PDL: tl.constexpr,
+    WIDE: tl.constexpr, SPLITS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One row, and HEADS query heads or HEADS KV heads of it. narrow: `qkv`, seen as bf16."""
+    """One row, and HEADS query heads or HEADS KV heads of it. narrow: what `qkv` is, or is to be added up to, seen as bf16."""
     chain.begin(PDL)
     Q_BLOCKS: tl.constexpr = (Q_HEADS + HEADS - 1) // HEADS
+    PITCH: tl.constexpr = (Q_HEADS + 2 * KV_HEADS) * D
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    start = row * ((Q_HEADS + 2 * KV_HEADS) * D)
+    start, size = row * PITCH, rows.to(tl.int64) * PITCH
     if block < Q_BLOCKS:
         heads = block * HEADS + tl.arange(0, HEADS)
         _treat(
-            qkv + start, narrow + 2 * start, 2 * D, None, positions + row, rope, q_norm, eps, heads,
+            qkv + start, size, bias, narrow + 2 * start, 2 * D, None, positions + row, rope, q_norm, eps, heads, 0, SPLITS,
             Q_HEADS, D, HALF, HALF_BLOCK, REST_BLOCK, PAGE, INTERLEAVED, WIDE, PDL,
         )  # fmt: skip
     else:
         heads = (block - Q_BLOCKS) * HEADS + tl.arange(0, HEADS)
         source = qkv + start + Q_HEADS * D
         _treat(
-            source, keys, PAGE * D, slots + row, positions + row, rope, k_norm, eps, heads,
+            source, size, bias, keys, PAGE * D, slots + row, positions + row, rope, k_norm, eps, heads, Q_HEADS * D, SPLITS,
             KV_HEADS, D, HALF, HALF_BLOCK, REST_BLOCK, PAGE, INTERLEAVED, WIDE, PDL,
         )  # fmt: skip
         slot = tl.load(slots + row)
         at = (slot // PAGE * (KV_HEADS * PAGE) + slot % PAGE) * D
         d, head = tl.arange(0, D_BLOCK)[None, :], heads[:, None]
         here = (head < KV_HEADS) & (d < D)
-        value = tl.load(source + KV_HEADS * D + head * D + d, mask=here, other=0.0)
+        column = (Q_HEADS + KV_HEADS) * D + head * D + d
+        value = summed(source + KV_HEADS * D + head * D + d, size, bias, column, here, SPLITS)
         tl.store(values + at + head * (PAGE * D) + d, value, mask=here)
 
 
@@ -113,7 +118,7 @@ def kv_cache(pages: int, heads: int, head_dim: int, device: torch.device | str) 
 
 
 def rope_write(
-    qkv: torch.Tensor,
+    qkv: torch.Tensor | Parts,
     batch: Batch,
     rope: torch.Tensor | None,
     interleaved: bool,
@@ -125,8 +130,10 @@ def rope_write(
 ) -> None:
     """Normalise and rotate the queries in place, and write keys, treated alike, and values to their slots; all rounded to bf16.
 
-    Queries are then found by `queries`. Arguments as in `Ops.rope_write`; keys and values as made by `kv_cache`.
+    Queries are then found by `queries`; those of `Parts` in their `out`. Arguments as in `Ops.rope_write`; keys and values as made by
+    `kv_cache`.
     """
+    (source, splits, bias), qkv = parts_of(qkv), qkv.out if isinstance(qkv, Parts) else qkv
     kv_heads, dim = keys.shape[1], keys.shape[3]
     if qkv.shape[1] == q_heads * dim:
         kv_heads = 0
@@ -140,9 +147,9 @@ def rope_write(
     q_norm, k_norm = (None, None) if norms is None else norms
     grid = (qkv.shape[0], triton.cdiv(q_heads, heads) + triton.cdiv(kv_heads, heads))
     _rope_write[grid](
-        qkv, qkv.view(torch.bfloat16), batch.positions, batch.slots, rope, q_norm, k_norm, keys, values, eps,
+        source, bias, len(qkv), qkv.view(torch.bfloat16), batch.positions, batch.slots, rope, q_norm, k_norm, keys, values, eps,
         q_heads, kv_heads, dim, half, half_block, triton.next_power_of_2(rest) if rest else 0, triton.next_power_of_2(dim),
-        heads, BLOCK, interleaved and rope is not None, wide,
+        heads, BLOCK, interleaved and rope is not None, wide, splits,
         num_warps=8 if wide else 4, enable_fp_fusion=False, **chain.options(qkv.device),
     )  # fmt: skip
 

@@ -112,7 +112,7 @@ def check_rotation(record: Recorded) -> None:
         constants: dict[str, object] = {
             "Q_HEADS": q_heads, "KV_HEADS": kv_heads, "D": 128, "HALF": 64, "HALF_BLOCK": 64, "REST_BLOCK": 0, "D_BLOCK": 128,
             "HEADS": 32 if norms else 4,
-            "PAGE": BLOCK, "INTERLEAVED": not norms, "WIDE": norms, "PDL": True,
+            "PAGE": BLOCK, "INTERLEAVED": not norms, "WIDE": norms, "bias": None, "SPLITS": 1, "PDL": True,
         }  # fmt: skip
         if not norms:
             constants |= {"q_norm": None, "k_norm": None}

@@ -50,7 +50,7 @@ def compiled(
         "FORM": FORMS.get(type), "BN": s.bn, "BM": s.bm, "BK": s.bk,
         "SPLITS": linear.reduction(columns, cols, activation > 0, type in FORMS)[0], "ACTIVATION": activation, "BIASED": False,
         "EVEN": cols % s.bk == 0, "STREAM": rows <= s.bm, "BAND": linear.BAND, "AHEAD": s.ahead, "LEAN": s.lean,
-        "PDL": True, "INTERPRET": False,
+        "APART": False, "PDL": True, "INTERPRET": False,
     }  # fmt: skip
     types: dict[str, object] = {
         "X": f"*{operand(type)}", "weights": weights, "Out": f"*{operand(type)}" if activation else "*fp32", "Bias": "*fp32",

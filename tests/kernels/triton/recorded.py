@@ -3,7 +3,7 @@
 `compile_*.py` compare what they compile with the record. A kernel that takes more registers, shared memory or stack fails, and so does one
 that is not recorded, until the record is renewed on purpose:
 
-    python -m tests.kernels.triton.recorded [attention] [linear] [moves] [sample]
+    python -m tests.kernels.triton.recorded [attention] [linear] [moves] [parts] [sample]
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import triton
 
 ROOT = Path(__file__).resolve().parents[3]
 PATH = ROOT / "bench" / "results" / "kernels-sm90.json"
-FAMILIES = ("attention", "linear", "moves", "sample")
+FAMILIES = ("attention", "linear", "moves", "parts", "sample")
 COLUMNS = ("shared bytes", "registers", "stack bytes")
 RENEW = "--record"
 

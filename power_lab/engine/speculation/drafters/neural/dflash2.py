@@ -73,6 +73,10 @@ class FilteredDecoder(Decoder):
         super().__init__(spec, weights, ops, positions)
         self._filters = filters
 
+    def _left(self, out: Array) -> Array:
+        """The filter behind a part writes it whole."""
+        return out
+
     def _attend(
         self, index: int, batch: Batch, seen: Batch, cache: KVCache, work: Workspace, x: Array, out: Array
     ) -> None:
