@@ -1,6 +1,6 @@
 """Memory of a notebook's kernel while it is told much: a real Power Lab kernel, a real engine host, a page that is played.
 
-    python bench/kernel_memory.py [--events 200000] [--model smollm2] [--output FILE]
+    python bench/kernel_memory.py [--events 100000] [--warm 50000] [--model smollm2] [--output FILE]
 
 The kernel shows `lab.watch()`, a timeline and an acceptance trace, and its cells generate. An event is a sample of the engine host that
 the dashboard takes and sends to the page. They come faster than the 20 a second that are offered, or 100,000 would take 83 minutes: the
@@ -8,9 +8,9 @@ host and the dashboard's subscription are told another limit, all else is as it 
 sees the dashboard, about as often as one at 20 events a second says anything; each second it refreshes the timeline and asks the
 acceptance trace for another setting's rounds.
 
-First the engine makes more steps than it keeps, so that the timeline holds all that it can hold. Then a quarter of the events come, and from
-there on the kernel's memory is read after every 5,000. `growth_bytes_per_100000_events` is the slope of a straight line through the
-readings, `in_their_second_half` of theirs.
+First the engine makes more steps than it keeps, so that the timeline holds all that it can hold, and `--warm` events come. From there on
+the kernel's memory is read after every 5,000. `growth_bytes_per_100000_events` is the median of the slopes between all pairs of readings,
+for some fall into a refresh; `in_their_second_half` that of the later ones.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import combinations
 from pathlib import Path
 from queue import Empty
 from typing import Any
@@ -98,7 +99,8 @@ def make(config: EngineConfig, *, paths: Paths, progress: OnProgress) -> Engine:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--events", type=int, default=2 * LIMIT, help="that count; before them come a quarter as many")
+    parser.add_argument("--events", type=int, default=LIMIT, help="that count")
+    parser.add_argument("--warm", type=int, default=LIMIT // 2, help="events before them")
     parser.add_argument("--hz", type=float, default=400.0, help="samples a second")
     parser.add_argument("--output", type=Path, help="also write the result with machine and commit to this file")
     args = parser.parse_args()
@@ -137,7 +139,7 @@ def measure(kernel: Kernel, args: argparse.Namespace) -> dict[str, Any]:
     ran(kernel, SHOWN.format(hz=args.hz))
     comms = dict(zip(("watch", "timeline", "acceptance"), names(kernel), strict=True))
     with looked_at(kernel, comms) as came:
-        for _ in range(args.events // 4 // STEP):
+        for _ in range(args.warm // STEP):
             ran(kernel, ROUND.format(events=STEP))
         began, start = time.perf_counter(), counted(kernel)
         readings = [reading(kernel, start)]
@@ -148,6 +150,7 @@ def measure(kernel: Kernel, args: argparse.Namespace) -> dict[str, Any]:
     assert came["watch"] and came["timeline"] and came["acceptance"], came
     return {
         "model": args.model,
+        "events_before": start,
         "events": readings[-1]["events"],
         "events_a_second": round(readings[-1]["events"] / seconds, 1),
         "messages_to_the_page": dict(came),
@@ -217,10 +220,12 @@ def looked_at(kernel: Kernel, comms: dict[str, str]) -> Iterator[Counter[str]]:
 
 
 def growth(readings: Sequence[dict[str, int]]) -> dict[str, int]:
-    """Slopes of straight lines through readings, in bytes for `LIMIT` events."""
-    events = [one["events"] for one in readings]
-    lines = {what: statistics.linear_regression(events, [one[what] for one in readings]) for what in ("uss", "rss")}
-    return {what: round(LIMIT * line.slope) for what, line in lines.items()}
+    """Median slopes between readings, in bytes for `LIMIT` events."""
+    pairs = [*combinations(readings, 2)]
+    return {
+        what: round(LIMIT * statistics.median((b[what] - a[what]) / (b["events"] - a["events"]) for a, b in pairs))
+        for what in ("uss", "rss")
+    }
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ class Timeline(View):
 
     formats: ClassVar[tuple[str, ...]] = ("csv", "netcdf", "json", "svg", "trace")
     rows: ClassVar[str] = "step"
-    _esm = script("view", "zoom")
+    _esm = script("view", "zoom", "range")
 
     def __init__(
         self,
