@@ -9,7 +9,7 @@ sees the dashboard, about as often as one at 20 events a second says anything; e
 acceptance trace for another setting's rounds.
 
 First the engine makes more steps than it keeps, so that the timeline holds all that it can hold, and `--warm` events come. From there on
-the kernel's memory is read after every 5,000. `growth_bytes_per_100000_events` is the median of the slopes between all pairs of readings,
+the kernel's memory is read after every 2,500. `growth_bytes_per_100000_events` is the median of the slopes between all pairs of readings,
 for some fall into a refresh; `in_their_second_half` that of the later ones.
 """
 
@@ -49,9 +49,9 @@ from tests.jupyter.kernels import Kernel, Outcome  # noqa: E402
 from tests.jupyter.pages import Page  # noqa: E402
 
 LIMIT = 100_000  # events for which the kernel may grow by a megabyte
-STEP = 5_000  # events between readings
+STEP = 2_500  # events between readings: a cell, which may take a minute
 BEAT = 12  # events between two words of the page on the dashboard
-STEPS = 1500  # of each of the runs that fill the engine's ring
+STEPS = 700  # of each of the runs that fill the engine's ring
 FASTEST_HZ = 1000.0
 
 LOADED = """
