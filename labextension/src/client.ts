@@ -2,11 +2,13 @@ import type { JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/applica
 import { URLExt } from '@jupyterlab/coreutils';
 import { ServerConnection } from '@jupyterlab/services';
 import { ISettingRegistry } from '@jupyterlab/settingregistry';
+import { ITranslator, nullTranslator } from '@jupyterlab/translation';
 import { DisposableDelegate, type IDisposable } from '@lumino/disposable';
 import { type ISignal, Signal } from '@lumino/signaling';
 
 import { Feed, type Link } from './feed.js';
 import { History, type IPoint, type IRates } from './history.js';
+import { follow } from './settings.js';
 import { IPowerClient } from './tokens.js';
 import type { Action, IEngine, IVitals, Message } from './vitals.js';
 
@@ -172,17 +174,16 @@ export const clientPlugin: JupyterFrontEndPlugin<IPowerClient> = {
   description: 'One connection to the Power Lab engines for all that show them.',
   autoStart: true,
   provides: IPowerClient,
-  optional: [ISettingRegistry],
-  activate: (app: JupyterFrontEnd, registry: ISettingRegistry | null): IPowerClient => {
+  optional: [ISettingRegistry, ITranslator],
+  activate: (app: JupyterFrontEnd, registry: ISettingRegistry | null, translator: ITranslator | null): IPowerClient => {
     const client = new Client(app.serviceManager.serverSettings);
     const read = (settings: ISettingRegistry.ISettings): void => {
       const value = settings.composite as { rate: number; history: number; pauseAfter: number };
       client.configure(value.rate, value.history, value.pauseAfter);
     };
-    void registry?.load(clientPlugin.id).then(settings => {
-      read(settings);
-      settings.changed.connect(read);
-    });
+    if (registry) {
+      void follow(registry, clientPlugin.id, (translator ?? nullTranslator).load('power_lab'), read);
+    }
     return client;
   }
 };

@@ -9,6 +9,7 @@ import * as React from 'react';
 import { oncePerFrame } from './frames.js';
 import { markIcon } from './icons.js';
 import { Command } from './names.js';
+import { follow } from './settings.js';
 import { type ISummary, summary } from './summary.js';
 import { IPowerClient } from './tokens.js';
 
@@ -124,9 +125,6 @@ export const statusPlugin: JupyterFrontEndPlugin<void> = {
       return;
     }
     const read = (settings: ISettingRegistry.ISettings): void => show(settings.composite['show'] !== false);
-    void registry.load(statusPlugin.id).then(settings => {
-      read(settings);
-      settings.changed.connect(read);
-    });
+    void follow(registry, statusPlugin.id, trans, read);
   }
 };

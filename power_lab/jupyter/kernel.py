@@ -24,6 +24,8 @@ from power_lab.lab import Lab
 
 TICK_MS = 100
 SWEEP_TICKS = 50
+REMEMBERED = 4096
+"""Messages that are kept in mind, so that none is taken twice. Jupyter's 65,536 are 10 MB: pages that show us say several a second."""
 
 
 class PowerLabShell(ZMQInteractiveShell):
@@ -75,6 +77,8 @@ class PowerLabKernel(ServedKernel, IPythonKernel):
     def start(self) -> None:
         """Start, with a tick: a cell that awaits is interrupted only when the event loop wakes (ipykernel#881)."""
         super().start()
+        session: Any = self.session
+        session.digest_history_size = REMEMBERED
         self.comm_manager.register_target(ENGINE_TARGET, self.service.comm_opened)
         if pages_served():
             bokehjs.serve_from_server()

@@ -39,7 +39,7 @@ class Timeline(View):
 
     formats: ClassVar[tuple[str, ...]] = ("csv", "netcdf", "json", "svg", "trace")
     rows: ClassVar[str] = "step"
-    _esm = script("view", "zoom")
+    _esm = script("view", "zoom", "range")
 
     def __init__(
         self,
@@ -184,7 +184,7 @@ class Timeline(View):
         if axis.cuts:
             total = sum(high - low for low, high in axis.cuts)
             notes.append(f"Hatched: {count(len(axis.cuts), 'pause')}, {seconds(total)} in all, cut out of the axis.")
-        notes.append("To point at single steps and to zoom into a box: <code>.explore()</code>.")
+        notes.append("To point at single steps: <code>.explore()</code>.")
         return f'<p class="pl-note">{" ".join(notes)}</p>'
 
 

@@ -123,6 +123,17 @@ def test_the_timeline_is_zoomed_and_exported_as_a_chrome_trace(explored):
     assert abs(lanes.evaluate("box => box.scrollLeft") - before - 50) <= 1, "panned by dragging"
     output.get_by_role("button", name="Show all").click()
     assert lanes.evaluate("box => box.scrollWidth") == narrow
+    explored.page.keyboard.down("Shift")
+    explored.page.mouse.move(box["x"] + 300, box["y"] + 20)
+    explored.page.mouse.down()
+    explored.page.mouse.move(box["x"] + 400, box["y"] + 20, steps=4)
+    explored.snap("timeline-range")
+    explored.page.mouse.up()
+    explored.page.keyboard.up("Shift")
+    assert lanes.evaluate("box => box.scrollWidth") > 3 * narrow, "zoomed into what was dragged over"
+    assert explored.page.locator(".jp-Cell.jp-mod-multiSelected").count() == 0, "Shift marks no cells"
+    explored.page.keyboard.press("Escape")
+    assert lanes.evaluate("box => box.scrollWidth") == narrow
     with explored.page.expect_download() as saved:
         output.get_by_role("button", name="Chrome").first.click()
     assert json.loads(saved.value.path().read_text())["traceEvents"]

@@ -20,6 +20,9 @@ PACK = f"jupyterlab_language_pack_{LOCALE}"
 WORDS = {
     ("menu", "Power Lab"): "Kraftlabor",
     ("schema", "Power Lab Status Bar"): "Statusleiste des Kraftlabors",
+    ("settings", "Show in the status bar"): "In der Statusleiste zeigen",
+    ("schema", "Power Lab"): "Kraftlabor",
+    ("settings", "Updates a second"): "Erneuerungen je Sekunde",
     ("", "Stop an Engine…"): "Eine Maschine anhalten …",
     ("", "No engine is running"): "Keine Maschine läuft",
     ("", "Stop %1?"): "%1 anhalten?",
@@ -78,3 +81,18 @@ def test_menu_settings_panel_and_dialog_speak_the_chosen_language(server, browse
         dialog.get_by_role("button", name="Abbrechen").click()
         schema = server.ask("GET", "lab/api/settings/power-lab:status")["schema"]
         assert schema["title"] == "Statusleiste des Kraftlabors"
+
+
+def test_the_settings_editor_speaks_the_chosen_language(server, browser):
+    with visit(browser, server, PICTURES) as lab_page:
+        page = lab_page.page
+        lab_page.start_lab()
+        for title, setting in (
+            ("Kraftlabor", "Erneuerungen je Sekunde"),
+            ("Statusleiste des Kraftlabors", "In der Statusleiste zeigen"),
+        ):
+            lab_page.command("settingeditor:open", query=title)
+            page.locator(".jp-PluginList-entry", has_text=title).first.click()
+            page.locator(".jp-SettingsForm").get_by_text(setting, exact=True).wait_for()
+            lab_page.snap(f"settings-{LOCALE}-{title.split()[0].lower()}")
+        assert page.locator(".jp-PluginList-entry", has_text="Power Lab").count() == 0

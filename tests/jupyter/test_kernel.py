@@ -55,6 +55,16 @@ def test_files_beside_the_notebook_are_the_notebooks_and_not_the_kernels(start, 
     assert start().run("import mine; print(mine.word)").text == "found\n"
 
 
+def test_what_pages_say_does_not_pile_up(start):
+    """Jupyter keeps a digest of each message; a page that looks on sends thousands an hour."""
+    done = start().run(
+        "session = get_ipython().kernel.session\n"
+        "for number in range(20_000): session._add_digest(b'%064d' % number)\n"
+        "print(len(session.digest_history))"
+    )
+    assert 1000 < int(done.text) <= 4096
+
+
 def test_a_cell_may_name_any_drafter_that_comes_with_the_model(kernel: Kernel, home: Home):
     done = kernel.run("%%generate --speculate dflash --max-tokens 2\nhi")
     assert done.status == "ok" and "loaded with the drafter 'dflash', which comes with the model" in done.text

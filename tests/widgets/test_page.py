@@ -193,6 +193,8 @@ def test_a_timeline_zooms_and_pans_by_keys_buttons_and_wheel(page, inspect):
     assert page.evaluate(wide) == pytest.approx(4 * before)
     at = page.evaluate("document.querySelector('.pl-lanes').scrollLeft")
     assert at > 0  # the middle stays where it was
+    page.keyboard.press("ArrowRight")
+    page.wait_for_function("at => document.querySelector('.pl-lanes').scrollLeft > at", arg=at)
     page.keyboard.press("-")
     page.get_by_role("button", name="Show all").click()
     assert page.evaluate(wide) == pytest.approx(before)
@@ -227,6 +229,56 @@ def test_a_timeline_is_panned_by_dragging(page, inspect):
     assert page.evaluate("getSelection().toString()") == ""
     page.mouse.move(x, y)
     assert page.evaluate(left) == pytest.approx(at - 40, abs=1), "it is let go"
+
+
+def test_a_range_of_a_timeline_is_zoomed_into_and_left_again(page, inspect):
+    hydrate(page, inspect.timeline(Run(run_record(60))))
+    wide = "document.querySelector('.pl-lane img').getBoundingClientRect().width"
+    left = "document.querySelector('.pl-lanes').scrollLeft"
+    box, lane = page.locator(".pl-lanes").bounding_box(), page.locator(".pl-lane img").first.bounding_box()
+    seen, begin = box["x"] + box["width"] - lane["x"], page.evaluate(wide)
+    y = lane["y"] + 5
+
+    def drag(low, high, *, release=True):
+        """Over shares of what is seen of the lanes."""
+        page.keyboard.down("Shift")
+        page.mouse.move(lane["x"] + low * seen, y)
+        page.mouse.down()
+        page.mouse.move(lane["x"] + high * seen, y, steps=4)
+        if release:
+            page.mouse.up()
+        page.keyboard.up("Shift")
+
+    drag(0.5, 0.75)
+    assert page.evaluate(wide) == pytest.approx(4 * begin, rel=0.01)
+    assert page.evaluate(left) == pytest.approx(2 * seen, rel=0.01), "what was in the range fills the box"
+    assert page.locator(".pl-range").count() == 0
+    drag(0.5, 1.2)  # beyond the box's end: taken as its end
+    assert page.evaluate(wide) == pytest.approx(8 * begin, rel=0.02)
+    page.mouse.dblclick(lane["x"] + 0.5 * seen, y)
+    drag(0.75, 0.5)  # backwards
+    assert page.evaluate(wide) == pytest.approx(16 * begin, rel=0.02)
+    page.keyboard.press("Escape")
+    assert page.evaluate(wide) == pytest.approx(4 * begin, rel=0.01)
+    assert page.evaluate(left) == pytest.approx(2 * seen, rel=0.01)
+    drag(0.1, 0.3, release=False)
+    assert page.locator(".pl-range").bounding_box()["width"] == pytest.approx(0.2 * seen, abs=2)
+    page.keyboard.press("Escape")
+    assert page.locator(".pl-range").count() == 0
+    page.mouse.up()
+    assert page.evaluate(wide) == pytest.approx(4 * begin, rel=0.01), "it was let go"
+    drag(0.4, 0.402)
+    assert page.evaluate(wide) == pytest.approx(4 * begin, rel=0.01), "a click that trembles"
+    page.mouse.dblclick(lane["x"] + 0.5 * seen, y)
+    assert page.evaluate(wide) == pytest.approx(begin)
+    assert page.evaluate(left) == 0
+    drag(0.2, 0.6)
+    page.get_by_role("button", name="Show all").click()
+    page.focus(".pl-lanes")
+    page.evaluate("addEventListener('keydown', event => { window.heard = event.key; })")
+    page.keyboard.press("Escape")
+    assert page.evaluate("[heard, getSelection().toString()]") == ["Escape", ""], "nothing to go back to"
+    assert page.evaluate(wide) == pytest.approx(begin)
 
 
 def test_a_lens_walks_by_buttons_and_its_content_is_replaced(page):
