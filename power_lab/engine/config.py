@@ -52,7 +52,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         model: a name from `lab.models()`, the path of a .gguf file or of a SafeTensors folder.
         draft: what drafts for the model, one of: a second, smaller model with the same vocabulary, named as `model` is, for
             `speculate="draft-model"`; a drafter that was trained for it, by its path (.safetensors) or, of those that come with the
-            package, by its name (`dflash`, `dflash2`, `mtp`). `auto` takes the one that comes with the model, if one does; empty is none.
+            package, by its name (`dflash`, `dflash2`, `mtp`). `auto` takes the one that comes with the model, if one does, else the layers
+            for multi-token prediction that the model's own files have, which are `mtp`, too; empty is none.
         device: `cpu`, `cuda` (an NVIDIA GPU), or `auto`, which takes a GPU that the kernels are tested on, and else the CPU.
         mode: `exact` keeps every output bit for bit independent of batch, chunking, cache, speculation and preemption; `fast` does not.
         threads: CPU threads; 0 takes all cores.

@@ -32,6 +32,7 @@ from power_lab.kernels.quants import GEOMETRY, QuantType, row_bytes
 
 SCHEMA = "power-lab.drafter.v1"
 MAX_BYTES = 1 << 34
+_COMPARED_AT_ONCE = 1 << 12  # rows
 Word = Annotated[str, msgspec.Meta(max_length=256)]
 _PLAIN = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
 C = TypeVar("C", bound=msgspec.Struct)
@@ -205,9 +206,21 @@ class Target:
         """The output head's rows of these tokens; None is all."""
         if ids is None:
             return self.weights.head
-        name = "output.weight" if "output.weight" in self._source.names() else "token_embd.weight"
-        kind, host = self._source.matrix(name, self.spec.embedding_rows, self.spec.width)
+        kind, host = self._source.matrix(self.head_name, self.spec.embedding_rows, self.spec.width)
         return self.ops.weight(kind, len(ids), self.spec.width, np.ascontiguousarray(host[ids]), self.operand)
+
+    def holds(self, name: str, kind: QuantType, host: np.ndarray) -> bool:
+        """Whether its tensor of that canonical name, a matrix of `embedding_rows`, has the same bytes."""
+        own, stored = self._source.matrix(name, self.spec.embedding_rows, self.spec.width)
+        starts = range(0, len(host), _COMPARED_AT_ONCE)
+        return own == kind and all(
+            np.array_equal(stored[at : at + _COMPARED_AT_ONCE], host[at : at + _COMPARED_AT_ONCE]) for at in starts
+        )
+
+    @property
+    def head_name(self) -> str:
+        """Of the stored output head."""
+        return "output.weight" if "output.weight" in self._source.names() else "token_embd.weight"
 
     @property
     def operand(self) -> str:
