@@ -56,6 +56,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
         config = self.config
         parts = (self.digest, self.context, self.capability, config.step_tokens, config.max_batch, config.graph_mb > 0)
         parts += (config.buckets,) if config.buckets else ()
+        parts += (("said", config.draft_vocabulary),) if config.draft_vocabulary else ()
         return Path(knobs.cache.dir) / "power-lab" / hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
     @property

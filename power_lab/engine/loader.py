@@ -6,8 +6,9 @@ import hashlib
 import os
 import threading
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Self
 
 from power_lab.engine.compilers import Asked, Compilers
 from power_lab.engine.config import CPU_KV_TOKENS, EngineConfig, Paths, names_model, usable_cores
@@ -91,10 +92,18 @@ class Beside:
     def of(cls, config: EngineConfig, entry: ModelEntry, described: Described) -> Beside:
         """By the setting `draft`. Raises ConfigError for that key where it names what the model does not have."""
         if names_model(config.draft):
-            return cls()
+            return cls(why="a draft model says all of its tokens").limited(config)
         own = described.nextn is not None
         file, why = artifact_of(config.draft, entry.name, entry.sha256, own)
-        return cls(file, own and native_of(config.draft, entry.sha256), why)
+        return cls(file, own and native_of(config.draft, entry.sha256), why).limited(config)
+
+    def limited(self, config: EngineConfig) -> Self:
+        """Itself. Raises ConfigError for key `draft_vocabulary` where nothing is there that it could limit."""
+        if config.draft_vocabulary and self.file is None and not self.native:
+            raise ConfigError(
+                "draft_vocabulary", f"no trained drafter is loaded: {self.why}", "Leave it out, or load one."
+            )
+        return self
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -185,7 +194,7 @@ def _trained(
     if beside.file is None and not beside.native:
         return None, beside.why
     to.progress("drafter file", 0, 1)
-    target = Target(described.spec, weights, to.ops, described.source, entry.sha256)
+    target = Target(described.spec, weights, to.ops, described.source, entry.sha256, to.config.draft_vocabulary)
     if beside.file is None:
         assert described.nextn is not None
         trained, why = native.bind(described.nextn, target, context)
@@ -196,7 +205,7 @@ def _trained(
             trained, why = bind_drafter(artifact, target, context), beside.why
     to.progress("drafter file", 1, 1)
     if trained is None:
-        return None, why
+        return None, replace(beside, native=False, why=why).limited(to.config).why
     return trained, f"{trained.name} ({trained.sha256[:8]}) {why}; it serves {', '.join(trained.serves)}"
 
 

@@ -162,15 +162,21 @@ def _unread(ops: Ops, type: QuantType, rows: int, cols: int, rng: np.random.Gene
 
 
 def read(
-    path: Path, ops: Ops, context: int, vocab: int | None = None, drafter: Path | None = None, own: bool = False
+    path: Path,
+    ops: Ops,
+    context: int,
+    vocab: int | None = None,
+    drafter: Path | None = None,
+    own: bool = False,
+    said: int = 0,
 ) -> tuple[Decoder, Trained | None]:
     """The model of a checkpoint, with a tokenizer of `vocab` tokens, and a drafter that was trained for it, or (`own`) that it has
-    itself, on a table that does not read values."""
+    itself, on a table that does not read values. said: `EngineConfig.draft_vocabulary`."""
     with open_checkpoint(path) as checkpoint:
         described = describe(checkpoint, vocab)
         model = Decoder(described.spec, bind(described.spec, described.source, ops), ops, context)
         if own and described.nextn is not None:
-            target = Target(described.spec, model.weights, ops, described.source, "")
+            target = Target(described.spec, model.weights, ops, described.source, "", said)
             return model, native.bind(described.nextn, target, context)[0]
         if drafter is None:
             return model, None
@@ -178,7 +184,7 @@ def read(
             made_for = (
                 artifact.header.target.sha256
             )  # whether it was made for this model is asked where values are read
-            target = Target(described.spec, model.weights, ops, described.source, made_for)
+            target = Target(described.spec, model.weights, ops, described.source, made_for, said)
             return model, bind_drafter(artifact, target, context)
 
 
@@ -202,8 +208,9 @@ def main(asked: Asked, folder: Path) -> int:
 
     with Variants(asked.capability) if asked.launchers else Variants(asked.capability, None) as variants:
         drafter = Path(asked.drafter) if asked.drafter else None
-        model, trained = read(Path(asked.model), DryOps(), asked.context, asked.vocab, drafter, asked.native)
         config = asked.config
+        said = config.draft_vocabulary
+        model, trained = read(Path(asked.model), DryOps(), asked.context, asked.vocab, drafter, asked.native, said)
         rehearse(model, bounds(config, asked.context), config.graph_mb > 0, trained, config.buckets)
     return compile_share({variant.key: variant.compile for variant in variants}, folder)
 

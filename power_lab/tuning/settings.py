@@ -25,6 +25,7 @@ IDLE_WITHOUT_DRAFTS = ("width", "controller", "gate")
 SAME_TOKENS = frozenset(
     {
         "draft",
+        "draft_vocabulary",
         "threads",
         "kv_tokens",
         "step_tokens",

@@ -196,11 +196,37 @@ class Target:
 
     Args:
         spec, weights, ops: of the loaded model; source: its stored tensors; sha256: of its file.
+        draft_vocabulary: how many tokens its drafter may say at most; 0 is all that it can.
     """
 
-    def __init__(self, spec: ModelSpec, weights: ModelWeights, ops: Ops, source: WeightSource, sha256: str) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        weights: ModelWeights,
+        ops: Ops,
+        source: WeightSource,
+        sha256: str,
+        draft_vocabulary: int = 0,
+    ) -> None:
         self.spec, self.weights, self.ops, self.sha256 = spec, weights, ops, sha256
+        self.draft_vocabulary = draft_vocabulary
         self._source = source
+
+    def said(self, ids: np.ndarray | None) -> np.ndarray | None:
+        """Of the tokens that a drafter can say (ascending; None is all) the first `draft_vocabulary`, as of the rows that it has for them.
+
+        Raises ConfigError for key `draft_vocabulary` where it cannot say so many.
+        """
+        count, most = self.draft_vocabulary, self.spec.vocab if ids is None else len(ids)
+        if count > most:
+            raise ConfigError(
+                "draft_vocabulary",
+                f"this model's drafter can say {most:,} tokens, not {count:,}",
+                "Use at most as many, or 0 for all.",
+            )
+        if count in (0, most):
+            return ids
+        return np.arange(count, dtype=np.int32) if ids is None else ids[:count]
 
     def head(self, ids: np.ndarray | None) -> Weight:
         """The output head's rows of these tokens; None is all."""
@@ -240,14 +266,15 @@ class Binder:
         self.nbytes = 0
         self.linears: set[LinearShape] = set()
 
-    def matrix(self, name: str, rows: int, cols: int) -> Weight:
-        return self.multiplied(self.table(name, rows, cols))
+    def matrix(self, name: str, rows: int, cols: int, kept: int | None = None) -> Weight:
+        return self.multiplied(self.table(name, rows, cols, kept))
 
-    def table(self, name: str, rows: int, cols: int) -> Weight:
-        """A matrix whose rows are looked up."""
+    def table(self, name: str, rows: int, cols: int, kept: int | None = None) -> Weight:
+        """A matrix whose rows are looked up. kept: only the first so many of the stored rows."""
         kind, host = self._artifact.matrix(name, rows, cols)
+        host = host[:kept]
         self.nbytes += host.nbytes
-        return self._ops.weight(kind, rows, cols, host, self._operand)
+        return self._ops.weight(kind, len(host), cols, host, self._operand)
 
     def beside(self, names: Sequence[str], rows: int, cols: int) -> Weight:
         """Matrices of the same shape as one [rows, cols of all], as they are stored where all are of one type, else as f32."""

@@ -67,11 +67,11 @@ class _Parts:
     def __init__(self, nextn: NextN, target: Target) -> None:
         self._nextn, self._target, self._stored = nextn, target, frozenset(nextn.source.names())
         self.binder = Binder(target.spec, nextn.source, target.ops, target.operand)
-        self.swapped = 0
+        self.made = 0
 
     @property
     def nbytes(self) -> int:
-        return self.swapped + sum(self.binder.bytes_by_type.values())
+        return self.made + sum(self.binder.bytes_by_type.values())
 
     def head(self, k: int, layer: LayerSpec, table: Array | None) -> Head:
         target, spec, at = self._target, self._target.spec, f"blk.{self._nextn.first + k}"
@@ -92,21 +92,28 @@ class _Parts:
         """By an output head of their own, if there is a single layer with one."""
         target, spec = self._target, self._target.spec
         names = [f"blk.{self._nextn.first + k}.nextn.shared_head_head.weight" for k in range(len(self._nextn.layers))]
-        own = [self._own(name, target.head_name) for name in names]
+        own = [self._own(name, target.head_name, target.draft_vocabulary) for name in names]
         if len(own) > 1 and any(own):
             raise ModelFileError(
                 f"Tensor {names[0]!r}: several layers with output heads of their own are not supported."
             )
-        return Saying(own[0] or target.weights.head, spec.final_softcap, spec.vocab, None, None)
+        ids = target.said(None)
+        if ids is None:
+            return Saying(own[0] or target.weights.head, spec.final_softcap, spec.vocab, None, None)
+        head = own[0]
+        if head is None:
+            head = target.head(ids)
+            self.made += head.data.nbytes
+        return Saying(head, spec.final_softcap, spec.vocab, target.ops.asarray(ids), frozenset(ids.tolist()))
 
-    def _own(self, name: str, shared: str) -> Weight | None:
-        """A table of tokens that is not a copy of the target's; None where it is, or where there is none."""
+    def _own(self, name: str, shared: str, rows: int = 0) -> Weight | None:
+        """A table of tokens that is not a copy of the target's, of so many rows (0: all); None where it is, or where there is none."""
         spec, source = self._target.spec, self._nextn.source
         if name not in self._stored:
             return None
         if self._target.holds(shared, *source.matrix(name, spec.embedding_rows, spec.width)):
             return None
-        return self.binder.rows(name, spec.embedding_rows, spec.width, spec.vocab)[0]
+        return self.binder.rows(name, spec.embedding_rows, spec.width, rows or spec.vocab)[0]
 
     def _projection(self, name: str) -> Weight:
         """[D, 2 D], the embedding's part first."""
@@ -114,7 +121,7 @@ class _Parts:
         if not self._nextn.hidden_first:
             return self.binder.matrix(name, width, 2 * width)
         kind, host = self._nextn.source.matrix(name, width, 2 * width)  # of plain values: only folders have this order
-        self.swapped += host.nbytes
+        self.made += host.nbytes
         return target.ops.weight(kind, width, 2 * width, np.roll(host, width, axis=1), target.operand)
 
 
