@@ -57,7 +57,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             package, by its name (`dflash`, `dflash2`, `mtp`). `auto` takes the one that comes with the model, if one does, else the layers
             for multi-token prediction that the model's own files have, which are `mtp`, too; empty is none.
         draft_vocabulary: how many tokens a trained drafter may say at most, the first ones that it can by their ids, which a BPE vocabulary
-            has in the order of its merges, the frequent ones first. It drafts faster, never what is left out. 0 is all that it can say.
+            has in the order of its merges, the frequent ones first: a smaller output head. 0 is all that it can say.
         device: `cpu`, `cuda` (an NVIDIA GPU), or `auto`, which takes a GPU that the kernels are tested on, and else the CPU.
         mode: `exact` keeps every output bit for bit independent of batch, chunking, cache, speculation and preemption; `fast` does not.
         threads: CPU threads; 0 takes all cores.
