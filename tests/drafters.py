@@ -124,10 +124,10 @@ def rounded(value: np.ndarray, kind: str) -> np.ndarray:
     return tiny.values((QuantType[kind], quantise(value, QuantType[kind]))) if kind else value
 
 
-def trained(loaded: Loaded, shape: tiny.Shape, path: Path, vocabulary: int = 0) -> Trained:
-    """An artifact, bound to a tiny model. vocabulary: see `EngineConfig.draft_vocabulary`."""
+def trained(loaded: Loaded, shape: tiny.Shape, path: Path, *said: Any) -> Trained:
+    """An artifact, bound to a tiny model. said: the last arguments of `Target`."""
     source, model = MemorySource(tiny.tensors(shape)), loaded.model
-    target = Target(model.spec, model.weights, model.ops, source, loaded.facts.sha256, vocabulary)
+    target = Target(model.spec, model.weights, model.ops, source, loaded.facts.sha256, *said)
     with Artifact.open(path) as artifact:
         return bind(artifact, target, loaded.context)
 
@@ -141,11 +141,12 @@ def equipped(
     tensors: Tensors,
     types: Mapping[str, str] | None = None,
     vocabulary: int = 0,
+    ranking: np.ndarray | None = None,
 ) -> Loaded:
-    """A tiny model with a drafter beside it. vocabulary: see `EngineConfig.draft_vocabulary`."""
+    """A tiny model with a drafter beside it. vocabulary, ranking: see `Target`."""
     with TemporaryDirectory() as folder:
         path = write(Path(folder, f"{kind}.safetensors"), header(shape, kind, serves, config), tensors, types or {})
-        return replace(loaded, trained=trained(loaded, shape, path, vocabulary))
+        return replace(loaded, trained=trained(loaded, shape, path, vocabulary, ranking))
 
 
 def block_drafter(shape: tiny.Shape, ops: Ops, *, said: int = 0, types: Any = None, **changes: Any) -> Loaded:

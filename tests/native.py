@@ -126,14 +126,17 @@ def write(folder: Path, form: Form, shape: tiny.Shape, made: Mapping[str, Any], 
     return folder
 
 
-def loaded(path: Path, shape: tiny.Shape, ops: Ops, vocabulary: int = 0) -> Loaded:
-    """The model of a checkpoint with the tiny tokenizer, and its own layers as its drafter, as the loader has it."""
+def loaded(path: Path, shape: tiny.Shape, ops: Ops, *said: Any) -> Loaded:
+    """The model of a checkpoint with the tiny tokenizer, and its own layers as its drafter, as the loader has it.
+
+    said: the last arguments of `Target`.
+    """
     with open_checkpoint(path) as checkpoint:
         described = describe(checkpoint, tiny.tokenizer().vocab_size)
         weights = bind(described.spec, described.source, ops)
         model = Decoder(described.spec, weights, ops, tiny.CONTEXT)
         plain = tiny.loaded(shape, ops)
-        target = Target(described.spec, weights, ops, described.source, plain.facts.sha256, vocabulary)
+        target = Target(described.spec, weights, ops, described.source, plain.facts.sha256, *said)
         none = None, "none comes with this model"
         trained, why = none if described.nextn is None else native.bind(described.nextn, target, tiny.CONTEXT)
     return Loaded(model, plain.tokenizer, plain.facts, plain.context, {"draft": why}, trained=trained)

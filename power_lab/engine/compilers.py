@@ -56,7 +56,8 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
         config = self.config
         parts = (self.digest, self.context, self.capability, config.step_tokens, config.max_batch, config.graph_mb > 0)
         parts += (config.buckets,) if config.buckets else ()
-        parts += (("said", config.draft_vocabulary),) if config.draft_vocabulary else ()
+        said = (config.draft_vocabulary, config.draft_ranking)
+        parts += (("said", *said),) if any(said) else ()
         return Path(knobs.cache.dir) / "power-lab" / hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
     @property

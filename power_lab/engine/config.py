@@ -21,6 +21,7 @@ OWNERS: dict[str, str] = {
     "model": "model",
     "draft": "model",
     "draft_vocabulary": "runtime",
+    "draft_ranking": "artifact",
     "device": "backend",
     "mode": "backend",
     "threads": "host",
@@ -58,6 +59,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             for multi-token prediction that the model's own files have, which are `mtp`, too; empty is none.
         draft_vocabulary: how many tokens a trained drafter may say at most, the first ones that it can by their ids, which a BPE vocabulary
             has in the order of its merges, the frequent ones first: a smaller output head. 0 is all that it can say.
+        draft_ranking: path of a text file of token ids between spaces, the most wanted first: then these, or the first
+            `draft_vocabulary` of these, in place of the first by id.
         device: `cpu`, `cuda` (an NVIDIA GPU), or `auto`, which takes a GPU that the kernels are tested on, and else the CPU.
         mode: `exact` keeps every output bit for bit independent of batch, chunking, cache, speculation and preemption; `fast` does not.
         threads: CPU threads; 0 takes all cores.
@@ -80,6 +83,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     model: str = "smollm2"
     draft: str = AUTO_DRAFT
     draft_vocabulary: int = 0
+    draft_ranking: str = ""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     mode: Literal["exact", "fast"] = "exact"
     threads: int = 0

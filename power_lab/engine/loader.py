@@ -25,6 +25,7 @@ from power_lab.engine.speculation.drafters.neural import Trained, native
 from power_lab.engine.speculation.drafters.neural.artifact import Artifact, Target
 from power_lab.engine.speculation.drafters.neural.choice import NATIVE, artifact_of, native_of
 from power_lab.engine.speculation.drafters.neural.kinds import bind as bind_drafter
+from power_lab.engine.speculation.drafters.neural.ranking import said_of
 from power_lab.engine.tokenizer import Tokenizer
 from power_lab.engine.trace import DraftFacts, EngineFacts
 from power_lab.engine.weights.checkpoint import Checkpoint, open_checkpoint
@@ -98,11 +99,10 @@ class Beside:
         return cls(file, own and native_of(config.draft, entry.sha256), why).limited(config)
 
     def limited(self, config: EngineConfig) -> Self:
-        """Itself. Raises ConfigError for key `draft_vocabulary` where nothing is there that it could limit."""
-        if config.draft_vocabulary and self.file is None and not self.native:
-            raise ConfigError(
-                "draft_vocabulary", f"no trained drafter is loaded: {self.why}", "Leave it out, or load one."
-            )
+        """Itself. Raises ConfigError for what limits a drafter's tokens where nothing is there that it could limit."""
+        key = "draft_vocabulary" if config.draft_vocabulary else "draft_ranking" if config.draft_ranking else ""
+        if key and self.file is None and not self.native:
+            raise ConfigError(key, f"no trained drafter is loaded: {self.why}", "Leave it out, or load one.")
         return self
 
 
@@ -194,7 +194,9 @@ def _trained(
     if beside.file is None and not beside.native:
         return None, beside.why
     to.progress("drafter file", 0, 1)
-    target = Target(described.spec, weights, to.ops, described.source, entry.sha256, to.config.draft_vocabulary)
+    target = Target(
+        described.spec, weights, to.ops, described.source, entry.sha256, *said_of(to.config, described.spec.vocab)
+    )
     if beside.file is None:
         assert described.nextn is not None
         trained, why = native.bind(described.nextn, target, context)

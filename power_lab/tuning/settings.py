@@ -26,6 +26,7 @@ SAME_TOKENS = frozenset(
     {
         "draft",
         "draft_vocabulary",
+        "draft_ranking",
         "threads",
         "kv_tokens",
         "step_tokens",

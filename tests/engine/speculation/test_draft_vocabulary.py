@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,12 +17,14 @@ from power_lab.engine.engine import Engine
 from power_lab.engine.intake import encode
 from power_lab.engine.loader import load
 from power_lab.engine.request import SamplingParams
+from power_lab.engine.speculation.drafters.neural.ranking import ranking
 from power_lab.engine.speculation.metrics import Metrics
 from power_lab.engine.trace import RunRecord
 from power_lab.errors import ConfigError
 from power_lab.kernels.ops import Ops
 from tests import drafters, tiny
 from tests import native as checkpoints
+from tests.engine.speculation.plain import NEAR
 from tests.engine.test_exactness import prompt_of
 from tests.native import FORMS
 
@@ -46,11 +49,14 @@ def run(loaded: Any, name: str, **options: Any) -> RunRecord:
     return drafters.engine(loaded).submit(prompt_of(1, 50), SamplingParams(speculate=name, **given)).result()
 
 
-def cut(tensors: drafters.Tensors, count: int, said: int) -> drafters.Tensors:
-    """A drafter that was made for the first `count` of its `said` tokens (0: all): what has a row for each of them has fewer."""
-    rows = {"head.weight", "markov_w2.weight"}
-    less = {name: value[:count] if name in rows else value for name, value in tensors.items()}
-    return less | {"draft_ids": tensors["draft_ids"][:count] if said else np.arange(count, dtype=np.int32)}
+def cut(tensors: drafters.Tensors, wanted: np.ndarray, said: int) -> drafters.Tensors:
+    """A drafter that was made for these of its `said` tokens (0: all): what has a row for each of them has fewer."""
+    able = tensors["draft_ids"] if said else np.arange(258)
+    kept = [at for at, token in enumerate(able) if token in wanted]
+    less = {
+        name: value[kept] if name in ("head.weight", "markov_w2.weight") else value for name, value in tensors.items()
+    }
+    return less | {"draft_ids": able[kept].astype(np.int32)}
 
 
 def same(loaded: Any, made: Any, name: str, vocabulary: set[int], **options: Any) -> None:
@@ -67,19 +73,22 @@ def same(loaded: Any, made: Any, name: str, vocabulary: set[int], **options: Any
 @given(
     name=st.sampled_from(sorted(CASES)),
     said=st.sampled_from([0, 150]),
-    count=st.integers(64, 149),
+    count=st.integers(64, 100),
+    order=st.none() | st.permutations(range(258)),
     temperature=st.sampled_from([0.0, 0.9]),
 )
 def test_a_drafter_says_what_one_for_these_tokens_would(
-    numba_ops: Callable[[int], Ops], name: str, said: int, count: int, temperature: float
+    numba_ops: Callable[[int], Ops], name: str, said: int, count: int, order: list[int] | None, temperature: float
 ) -> None:
     kind, serves, config, make = CASES[name]
     tensors, plain = make(TARGET, config, said=said), tiny.loaded(TARGET, numba_ops(2))
-    loaded = drafters.equipped(plain, TARGET, kind, serves, config, tensors, vocabulary=count)
-    fewer = cut(tensors, count, said)
-    made = drafters.equipped(plain, TARGET, kind, serves, config, fewer)
+    able = set(tensors["draft_ids"].tolist()) if said else set(range(258))
+    wanted = [token for token in (sorted(able) if order is None else order) if token in able][:count]
+    limit = {"vocabulary": count, "ranking": None if order is None else np.array(order, np.int32)}
+    loaded = drafters.equipped(plain, TARGET, kind, serves, config, tensors, **limit)
+    made = drafters.equipped(plain, TARGET, kind, serves, config, cut(tensors, np.array(wanted), said))
     assert loaded.trained is not None and made.trained is not None and loaded.trained.nbytes == made.trained.nbytes
-    same(loaded, made, serves[0], set(fewer["draft_ids"].tolist()), temperature=temperature)
+    same(loaded, made, serves[0], set(wanted), temperature=temperature)
 
 
 @pytest.mark.parametrize("own", [False, True])
@@ -96,11 +105,17 @@ def test_a_checkpoints_own_layers_are_limited_too(
         head = np.random.default_rng(3).standard_normal((258, shape.width)).astype("f4")
         made[f"blk.{shape.layers}.nextn.shared_head_head.weight"] = head
     path = checkpoints.write(tmp_path, form, shape, made)
-    for count in (258, 90):
-        loaded = checkpoints.loaded(path, shape, ops, count)
-        record, said = run(loaded, "mtp"), set(range(count))
+    published = checkpoints.Published(form, shape, made)
+    odd = np.arange(257, 0, -2, dtype=np.int32)
+    for count, order, said in ((258, None, range(258)), (90, None, range(90)), (80, odd, odd[:80]), (0, odd, odd)):
+        loaded = checkpoints.loaded(path, shape, ops, count, order)
+        record, said = run(loaded, "mtp"), set(said)
         drafted = {token for one in record.rounds for token in one.drafted}
         assert drafted and drafted <= said and record.tokens == run(loaded, "off").tokens
+        known, allowed = [*record.prompt_tokens, *record.tokens], torch.tensor(sorted(said))
+        for one in [one for one in record.rounds if one.drafted][:4]:
+            logits = published.draft(known[: one.start], 1, SamplingParams(seed=0)).logits[0]
+            assert logits[allowed].max() - logits[one.drafted[0]] < NEAR
 
 
 def test_metrics_tell_what_it_could_have_said(numba_ops: Callable[[int], Ops]) -> None:
@@ -127,6 +142,33 @@ def test_more_than_a_drafter_can_say_is_refused(numba_ops: Callable[[int], Ops],
     assert refused.value.key == "draft_vocabulary"
 
 
+def test_a_ranking_that_names_too_little_is_refused(numba_ops: Callable[[int], Ops]) -> None:
+    kind, serves, config, make = CASES["mtp"]
+    plain, tensors = tiny.loaded(TARGET, numba_ops(2)), make(TARGET, config)
+    few = np.arange(63, dtype=np.int32)
+    with pytest.raises(ConfigError, match="names 63 tokens") as refused:
+        drafters.equipped(plain, TARGET, kind, serves, config, tensors, ranking=few)
+    assert refused.value.key == "draft_ranking"
+    with pytest.raises(ConfigError, match="63 tokens of the ranking, not 64"):
+        drafters.equipped(plain, TARGET, kind, serves, config, tensors, vocabulary=64, ranking=few)
+
+
+@pytest.mark.parametrize("text", ["1 2 -3", "1 2 300", "1 2 3.5", "1 2 1234567890123", "\u00b2"])
+def test_a_ranking_that_is_none_is_refused(text: str, tmp_path: Path) -> None:
+    (path := tmp_path / "ids.txt").write_text(text, encoding="utf-8")
+    for name in (path, tmp_path / "nowhere.txt"):
+        with pytest.raises(ConfigError) as refused:
+            ranking(str(name), 258)
+        assert refused.value.key == "draft_ranking"
+
+
+def test_a_ranking_is_read_as_it_is_written(tmp_path: Path) -> None:
+    (path := tmp_path / "ids.txt").write_text("7\n3 9\n3\t250\n")
+    found = ranking(str(path), 258)
+    assert found is not None and found.tolist() == [7, 3, 9, 250] and found.dtype == np.int32
+    assert ranking("", 258) is None
+
+
 @pytest.mark.parametrize("count", [-1, 1, 63, 1 << 25])
 def test_an_absurd_number_is_refused(count: int) -> None:
     with pytest.raises(ConfigError) as refused:
@@ -146,8 +188,10 @@ def test_nothing_that_it_could_limit_is_told(draft: str, tmp_path: Path) -> None
     assert refused.value.key == "draft_vocabulary"
 
 
-def test_smollm2s_drafter_is_limited_by_its_setting(smollm2_path: Path) -> None:
-    config = EngineConfig(device="cpu", threads=2, kv_tokens=1024, max_batch=1, draft_vocabulary=2000)
+def test_smollm2s_drafter_is_limited_by_its_settings(smollm2_path: Path, tmp_path: Path) -> None:
+    (listed := tmp_path / "ids.txt").write_text(" ".join(map(str, range(30_000))))
+    settings = {"draft_vocabulary": 2000, "draft_ranking": str(listed)}
+    config = EngineConfig(device="cpu", threads=2, kv_tokens=1024, max_batch=1, **settings)  # type: ignore[arg-type]
     loaded = load(config, Paths.default(), lambda *_: None)
     engine = Engine(config, loaded=loaded, threaded=False)
     try:

@@ -19,6 +19,7 @@ from typing import Annotated, Any, Self, TypeVar
 import msgspec
 import numpy as np
 
+from power_lab.engine.config import LEAST_SAID
 from power_lab.engine.models.probed import linear_shape
 from power_lab.engine.models.spec import ModelSpec, ModelWeights
 from power_lab.engine.weights.safetensors import SafeTensorsFile
@@ -197,6 +198,7 @@ class Target:
     Args:
         spec, weights, ops: of the loaded model; source: its stored tensors; sha256: of its file.
         draft_vocabulary: how many tokens its drafter may say at most; 0 is all that it can.
+        ranking: int32 token ids, each once, the most wanted first; None is by their ids.
     """
 
     def __init__(
@@ -207,26 +209,33 @@ class Target:
         source: WeightSource,
         sha256: str,
         draft_vocabulary: int = 0,
+        ranking: np.ndarray | None = None,
     ) -> None:
         self.spec, self.weights, self.ops, self.sha256 = spec, weights, ops, sha256
-        self.draft_vocabulary = draft_vocabulary
+        self.draft_vocabulary, self.ranking = draft_vocabulary, ranking
         self._source = source
 
-    def said(self, ids: np.ndarray | None) -> np.ndarray | None:
-        """Of the tokens that a drafter can say (ascending; None is all) the first `draft_vocabulary`, as of the rows that it has for them.
+    def said(self, ids: np.ndarray | None) -> tuple[np.ndarray | None, np.ndarray | None]:
+        """Of the tokens that a drafter can say (int32, ascending; None is all) those that it may, likewise, and which of the rows that it
+        has for the former are theirs (None: all).
 
-        Raises ConfigError for key `draft_vocabulary` where it cannot say so many.
+        Raises ConfigError for key `draft_vocabulary` or `draft_ranking` where it cannot say so many.
         """
-        count, most = self.draft_vocabulary, self.spec.vocab if ids is None else len(ids)
-        if count > most:
-            raise ConfigError(
-                "draft_vocabulary",
-                f"this model's drafter can say {most:,} tokens, not {count:,}",
-                "Use at most as many, or 0 for all.",
-            )
-        if count in (0, most):
-            return ids
-        return np.arange(count, dtype=np.int32) if ids is None else ids[:count]
+        most = self.spec.vocab if ids is None else len(ids)
+        able = np.arange(most, dtype=np.int32) if ids is None else ids
+        wanted = able if self.ranking is None else self.ranking[np.isin(self.ranking, able)]
+        count = self.draft_vocabulary or len(wanted)
+        if count > len(wanted):
+            of = "" if self.ranking is None else " of the ranking"
+            told = f"this model's drafter can say {len(wanted):,} tokens{of}, not {count:,}"
+            raise ConfigError("draft_vocabulary", told, "Use at most as many, or 0 for all.")
+        if self.ranking is not None and count < LEAST_SAID:
+            told = f"it names {count} tokens that this model's drafter can say; {LEAST_SAID} is the least"
+            raise ConfigError("draft_ranking", told, "Leave it out, or name more.")
+        if count == most:
+            return ids, None
+        chosen = np.sort(wanted[:count])
+        return chosen, np.searchsorted(able, chosen)
 
     def head(self, ids: np.ndarray | None) -> Weight:
         """The output head's rows of these tokens; None is all."""
@@ -266,13 +275,13 @@ class Binder:
         self.nbytes = 0
         self.linears: set[LinearShape] = set()
 
-    def matrix(self, name: str, rows: int, cols: int, kept: int | None = None) -> Weight:
+    def matrix(self, name: str, rows: int, cols: int, kept: np.ndarray | None = None) -> Weight:
         return self.multiplied(self.table(name, rows, cols, kept))
 
-    def table(self, name: str, rows: int, cols: int, kept: int | None = None) -> Weight:
-        """A matrix whose rows are looked up. kept: only the first so many of the stored rows."""
+    def table(self, name: str, rows: int, cols: int, kept: np.ndarray | None = None) -> Weight:
+        """A matrix whose rows are looked up. kept: only these of the stored rows."""
         kind, host = self._artifact.matrix(name, rows, cols)
-        host = host[:kept]
+        host = host if kept is None else np.ascontiguousarray(host[kept])
         self.nbytes += host.nbytes
         return self._ops.weight(kind, len(host), cols, host, self._operand)
 

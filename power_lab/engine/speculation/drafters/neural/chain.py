@@ -66,12 +66,12 @@ class Saying:
         Returns it, and the bytes that it takes beside the target's and the binder's. Raises ConfigError for key `draft`.
         """
         spec, stored = target.spec, artifact.ids("draft_ids", target.spec.vocab)
-        ids = target.said(stored)
+        ids, kept = target.said(stored)
         listed = None if ids is None else target.ops.asarray(ids)
         subset = None if ids is None else frozenset(ids.tolist())
         if artifact.has("head.weight"):
             rows = spec.vocab if stored is None else len(stored)
-            head = binder.matrix("head.weight", rows, width, None if ids is None else len(ids))
+            head = binder.matrix("head.weight", rows, width, kept)
             return cls(head, 0.0, spec.vocab, listed, subset), 0
         if width != spec.width:
             raise refused(artifact.path, f"tensor 'head.weight' is missing, and the target's has {spec.width} columns")

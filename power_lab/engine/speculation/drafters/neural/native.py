@@ -92,12 +92,12 @@ class _Parts:
         """By an output head of their own, if there is a single layer with one."""
         target, spec = self._target, self._target.spec
         names = [f"blk.{self._nextn.first + k}.nextn.shared_head_head.weight" for k in range(len(self._nextn.layers))]
-        own = [self._own(name, target.head_name, target.draft_vocabulary) for name in names]
+        ids, kept = target.said(None)
+        own = [self._own(name, target.head_name, kept) for name in names]
         if len(own) > 1 and any(own):
             raise ModelFileError(
                 f"Tensor {names[0]!r}: several layers with output heads of their own are not supported."
             )
-        ids = target.said(None)
         if ids is None:
             return Saying(own[0] or target.weights.head, spec.final_softcap, spec.vocab, None, None)
         head = own[0]
@@ -106,14 +106,19 @@ class _Parts:
             self.made += head.data.nbytes
         return Saying(head, spec.final_softcap, spec.vocab, target.ops.asarray(ids), frozenset(ids.tolist()))
 
-    def _own(self, name: str, shared: str, rows: int = 0) -> Weight | None:
-        """A table of tokens that is not a copy of the target's, of so many rows (0: all); None where it is, or where there is none."""
+    def _own(self, name: str, shared: str, kept: np.ndarray | None = None) -> Weight | None:
+        """A table of tokens that is not a copy of the target's, of these rows (None: all); None where it is, or where there is none."""
         spec, source = self._target.spec, self._nextn.source
         if name not in self._stored:
             return None
-        if self._target.holds(shared, *source.matrix(name, spec.embedding_rows, spec.width)):
+        kind, host = source.matrix(name, spec.embedding_rows, spec.width)
+        if self._target.holds(shared, kind, host):
             return None
-        return self.binder.rows(name, spec.embedding_rows, spec.width, rows or spec.vocab)[0]
+        if kept is None:
+            return self.binder.rows(name, spec.embedding_rows, spec.width, spec.vocab)[0]
+        rows = np.ascontiguousarray(host[kept])
+        self.made += rows.nbytes
+        return self._target.ops.weight(kind, len(rows), spec.width, rows, self._target.operand)
 
     def _projection(self, name: str) -> Weight:
         """[D, 2 D], the embedding's part first."""
