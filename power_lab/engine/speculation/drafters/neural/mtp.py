@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from power_lab.engine.models.decoder import ITEMSIZE
 from power_lab.engine.models.probed import drafter_shapes
 from power_lab.engine.models.rope import Rope
+from power_lab.engine.models.spec import attention_shapes
 from power_lab.engine.speculation.drafters import Drafter
 from power_lab.engine.speculation.drafters.neural import Room
 from power_lab.engine.speculation.drafters.neural import layers as llama
@@ -144,8 +145,7 @@ class MtpCompanion:
         self.serves, self.taps = trained.serves, (len(trained.spec.layers),)
         self._room, self._heads, ops = room, trained.heads, trained.ops
         self._specs = tuple(head.layer.spec for head in trained.heads)
-        shapes = ((a.heads, a.kv_heads, a.head_dim) for a in (spec.attention for spec in self._specs))
-        self.attentions = list(dict.fromkeys(shapes))
+        self.attentions = list(attention_shapes(self._specs))
         self.steps = ChainSteps(self, room)
         rows, width = max(room.rows, self.steps.most.places), trained.spec.width
         self._work = LayerWorkspace.make(ops, self._specs, width, rows, trained.embedding.operand)
