@@ -124,10 +124,10 @@ def rounded(value: np.ndarray, kind: str) -> np.ndarray:
     return tiny.values((QuantType[kind], quantise(value, QuantType[kind]))) if kind else value
 
 
-def trained(loaded: Loaded, shape: tiny.Shape, path: Path) -> Trained:
-    """An artifact, bound to a tiny model."""
-    source = MemorySource(tiny.tensors(shape))
-    target = Target(loaded.model.spec, loaded.model.weights, loaded.model.ops, source, loaded.facts.sha256)
+def trained(loaded: Loaded, shape: tiny.Shape, path: Path, *said: Any) -> Trained:
+    """An artifact, bound to a tiny model. said: the last arguments of `Target`."""
+    source, model = MemorySource(tiny.tensors(shape)), loaded.model
+    target = Target(model.spec, model.weights, model.ops, source, loaded.facts.sha256, *said)
     with Artifact.open(path) as artifact:
         return bind(artifact, target, loaded.context)
 
@@ -140,11 +140,13 @@ def equipped(
     config: Mapping[str, Any],
     tensors: Tensors,
     types: Mapping[str, str] | None = None,
+    vocabulary: int = 0,
+    ranking: np.ndarray | None = None,
 ) -> Loaded:
-    """A tiny model with a drafter beside it."""
+    """A tiny model with a drafter beside it. vocabulary, ranking: see `Target`."""
     with TemporaryDirectory() as folder:
         path = write(Path(folder, f"{kind}.safetensors"), header(shape, kind, serves, config), tensors, types or {})
-        return replace(loaded, trained=trained(loaded, shape, path))
+        return replace(loaded, trained=trained(loaded, shape, path, vocabulary, ranking))
 
 
 def block_drafter(shape: tiny.Shape, ops: Ops, *, said: int = 0, types: Any = None, **changes: Any) -> Loaded:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +28,26 @@ ARCHITECTURE = {
 INTERLEAVED = ("llama", "mistral3", "smollm3")  # converters reorder their query and key rows
 
 
-def write(path: Path, shape: tiny.Shape, *, plain: bool = False, tokens: list[str] | None = None) -> None:
+def write(
+    path: Path,
+    shape: tiny.Shape,
+    *,
+    plain: bool = False,
+    tokens: list[str] | None = None,
+    tensors: Mapping[str, Any] | None = None,
+    nextn: int = 0,
+) -> None:
     """Write the model that `tiny.loaded(shape)` is; `plain` names its tokens t0, t1, ..., which are text whatever is drawn.
 
     tokens: the first 256 by name; with "!!" among them, the file has a merge that makes sense.
+    tensors: in place of the model's. nextn: how many of the layers are stated to be for multi-token prediction.
     """
     config = tiny.config(shape)
     arch = ARCHITECTURE[config["model_type"]]
     writer = gguf.GGUFWriter(str(path), arch)
     writer.add_block_count(shape.layers)
+    if nextn:
+        writer.add_nextn_predict_layers(nextn)
     writer.add_context_length(tiny.CONTEXT)
     writer.add_embedding_length(shape.width)
     writer.add_feed_forward_length(shape.ffn)
@@ -46,7 +58,7 @@ def write(path: Path, shape: tiny.Shape, *, plain: bool = False, tokens: list[st
     writer.add_layer_norm_rms_eps(1e-5)
     _positions(writer, arch, config, shape)
     _vocabulary(writer, tokens or ([f"t{i}" for i in range(256)] if plain else tiny.byte_tokens()[:256]))
-    for name, stored in tiny.tensors(shape).items():
+    for name, stored in (tiny.tensors(shape) if tensors is None else tensors).items():
         value, raw = (stored, None) if isinstance(stored, np.ndarray) else (stored[1], int(stored[0]))
         if arch in INTERLEAVED and (".attn_q." in name or ".attn_k." in name):
             heads = shape.heads if ".attn_q." in name else shape.kv_heads

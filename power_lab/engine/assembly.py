@@ -103,10 +103,15 @@ def assemble(config: EngineConfig, loaded: Loaded, clock: Callable[[], float], o
     have = {"draft_model": draft, "companion": companion}
     buckets = config.buckets or runner.ops.row_buckets if graphs else ()
     costs, rounds = MeasuredCosts(buckets), RoundCosts(buckets)
+    facts = loaded.facts
+    lacking = {
+        "remedy": partial(remedy, model=facts.model, sha256=facts.sha256, native=loaded.native),
+        "why": loaded.reasons.get("draft", "") if draft is None else "",
+    }
     proposer = Proposer(
-        partial(make_drafter, **have, remedy=partial(remedy, model=loaded.facts.model, sha256=loaded.facts.sha256)),
+        partial(make_drafter, **have, **lacking),
         clock,
-        loaded.facts.vocab,
+        facts.vocab,
         step_rows=limits.step_tokens,
         costs=costs,
         rounds=rounds,

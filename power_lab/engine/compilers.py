@@ -31,6 +31,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         model: file or folder; drafter: the file of one that was trained for it, if any; digest: of what lies there and of the arithmetic.
+        native: whether the layers for multi-token prediction that the model has itself draft.
         config: the engine's.
         context: longest request in tokens; vocab: tokens that the tokenizer knows, None if the model alone says how many.
         capability: the GPU's compute capability, as 90.
@@ -45,6 +46,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     capability: int
     launchers: bool = True
     drafter: str = ""
+    native: bool = False
 
     @property
     def mark(self) -> Path:
@@ -54,6 +56,8 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
         config = self.config
         parts = (self.digest, self.context, self.capability, config.step_tokens, config.max_batch, config.graph_mb > 0)
         parts += (config.buckets,) if config.buckets else ()
+        said = (config.draft_vocabulary, config.draft_ranking)
+        parts += (("said", *said),) if any(said) else ()
         return Path(knobs.cache.dir) / "power-lab" / hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
     @property

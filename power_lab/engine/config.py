@@ -20,6 +20,8 @@ T = TypeVar("T", bound=msgspec.Struct)
 OWNERS: dict[str, str] = {
     "model": "model",
     "draft": "model",
+    "draft_vocabulary": "runtime",
+    "draft_ranking": "artifact",
     "device": "backend",
     "mode": "backend",
     "threads": "host",
@@ -41,6 +43,7 @@ TRAINED_DRAFTS = ("dflash", "dflash2", "dspark", "mtp", "eagle")
 """What `draft` may say beside a model's name or path and a drafter's path."""
 
 MOST_BUCKETS = 128
+LEAST_SAID = 64  # tokens of a drafter: some choose among the likeliest 20
 CPU_KV_TOKENS = 8192
 """The KV pool where none is asked for and the device shares the machine's memory with everything else."""
 
@@ -52,7 +55,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         model: a name from `lab.models()`, the path of a .gguf file or of a SafeTensors folder.
         draft: what drafts for the model, one of: a second, smaller model with the same vocabulary, named as `model` is, for
             `speculate="draft-model"`; a drafter that was trained for it, by its path (.safetensors) or, of those that come with the
-            package, by its name (`dflash`, `dflash2`, `mtp`). `auto` takes the one that comes with the model, if one does; empty is none.
+            package, by its name (`dflash`, `dflash2`, `mtp`). `auto` takes the one that comes with the model, if one does, else the layers
+            for multi-token prediction that the model's own files have, which are `mtp`, too; empty is none.
+        draft_vocabulary: how many tokens a trained drafter may say at most, the first ones that it can by their ids, which a BPE vocabulary
+            has in the order of its merges, the frequent ones first: a smaller output head. 0 is all that it can say.
+        draft_ranking: path of a text file of token ids between spaces, the most wanted first: then these, or the first
+            `draft_vocabulary` of these, in place of the first by id.
         device: `cpu`, `cuda` (an NVIDIA GPU), or `auto`, which takes a GPU that the kernels are tested on, and else the CPU.
         mode: `exact` keeps every output bit for bit independent of batch, chunking, cache, speculation and preemption; `fast` does not.
         threads: CPU threads; 0 takes all cores.
@@ -74,6 +82,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     model: str = "smollm2"
     draft: str = AUTO_DRAFT
+    draft_vocabulary: int = 0
+    draft_ranking: str = ""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     mode: Literal["exact", "fast"] = "exact"
     threads: int = 0
@@ -91,6 +101,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def __post_init__(self) -> None:
         if self.device not in ("auto", "cpu", "cuda"):
             raise ConfigError("device", f"{self.device!r} has no engine in this version", "Use auto, cpu or cuda.")
+        _between("draft_vocabulary", self.draft_vocabulary, 0, 1 << 24)
+        if 0 < self.draft_vocabulary < LEAST_SAID:
+            raise ConfigError(
+                "draft_vocabulary",
+                f"{self.draft_vocabulary} tokens are fewer than {LEAST_SAID}",
+                "Use more, or 0 for all.",
+            )
         _between("threads", self.threads, 0, 1024)
         _between("context", self.context, 0, 1 << 24)
         _between("kv_tokens", self.kv_tokens, 0, 1 << 26)

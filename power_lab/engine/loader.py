@@ -6,8 +6,9 @@ import hashlib
 import os
 import threading
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Self
 
 from power_lab.engine.compilers import Asked, Compilers
 from power_lab.engine.config import CPU_KV_TOKENS, EngineConfig, Paths, names_model, usable_cores
@@ -20,10 +21,11 @@ from power_lab.engine.models.probed import probed_shapes
 from power_lab.engine.models.spec import ModelSpec, ModelWeights
 from power_lab.engine.revision import code_digest, versions
 from power_lab.engine.speculation.drafters.binding import check_reach, check_vocabulary
-from power_lab.engine.speculation.drafters.neural import Trained
+from power_lab.engine.speculation.drafters.neural import Trained, native
 from power_lab.engine.speculation.drafters.neural.artifact import Artifact, Target
-from power_lab.engine.speculation.drafters.neural.choice import artifact_of
+from power_lab.engine.speculation.drafters.neural.choice import NATIVE, artifact_of, native_of
 from power_lab.engine.speculation.drafters.neural.kinds import bind as bind_drafter
+from power_lab.engine.speculation.drafters.neural.ranking import said_of
 from power_lab.engine.tokenizer import Tokenizer
 from power_lab.engine.trace import DraftFacts, EngineFacts
 from power_lab.engine.weights.checkpoint import Checkpoint, open_checkpoint
@@ -60,6 +62,7 @@ class Loaded:
         reasons: setting -> why it has the value it has; "rope" and "parts", where there was a choice, as "value: why".
         turn: held during a step: the operation table serves one at a time, also where several engines share the model.
         draft: the draft model, trained: the trained drafter, if one is configured.
+        native: whether the model has layers for multi-token prediction of its own that can draft, be they loaded or not.
     """
 
     model: Decoder
@@ -70,6 +73,37 @@ class Loaded:
     turn: AbstractContextManager[bool] = field(default_factory=threading.RLock)
     draft: LoadedDraft | None = None
     trained: Trained | None = None
+    native: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What rides along in a model's passes.
+
+    Attributes:
+        file: of a trained drafter, if it is one; native: whether it is the layers for multi-token prediction that the model has itself.
+        why: this one, or none.
+    """
+
+    file: Path | None = None
+    native: bool = False
+    why: str = ""
+
+    @classmethod
+    def of(cls, config: EngineConfig, entry: ModelEntry, described: Described) -> Beside:
+        """By the setting `draft`. Raises ConfigError for that key where it names what the model does not have."""
+        if names_model(config.draft):
+            return cls(why="a draft model says all of its tokens").limited(config)
+        own = described.nextn is not None
+        file, why = artifact_of(config.draft, entry.name, entry.sha256, own)
+        return cls(file, own and native_of(config.draft, entry.sha256), why).limited(config)
+
+    def limited(self, config: EngineConfig) -> Self:
+        """Itself. Raises ConfigError for what limits a drafter's tokens where nothing is there that it could limit."""
+        key = "draft_vocabulary" if config.draft_vocabulary else "draft_ranking" if config.draft_ranking else ""
+        if key and self.file is None and not self.native:
+            raise ConfigError(key, f"no trained drafter is loaded: {self.why}", "Leave it out, or load one.")
+        return self
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,9 +140,9 @@ def load(config: EngineConfig, paths: Paths, progress: Report) -> Loaded:
         if device == "cpu":  # a GPU's pool is planned once the weights are there
             _check_pool(kv_tokens, spec.kv_bytes_per_token)
         progress("model file", 1, 1)
-        drafter = None if names_model(config.draft) else artifact_of(config.draft, entry.name, entry.sha256)[0]
-        weights, fault = _weights(to, checkpoint, described, entry, context, drafter)
-        trained, why_draft = _trained(to, described, weights, entry, context)
+        beside = Beside.of(config, entry, described)
+        weights, fault = _weights(to, checkpoint, described, entry, context, beside)
+        trained, why_draft = _trained(to, beside, described, weights, entry, context)
     if config.mode == "exact":
         _prove(to, probed_shapes(spec, weights))
         if trained is not None:
@@ -146,26 +180,34 @@ def load(config: EngineConfig, paths: Paths, progress: Report) -> Loaded:
         "draft": why_draft,
     }
     model = Decoder(spec, weights, ops, context)
-    return Loaded(model, tokenizer, facts, context, reasons, draft=draft, trained=trained)
+    has = described.nextn is not None and not described.nextn.fault and (trained is not None or not beside.native)
+    return Loaded(model, tokenizer, facts, context, reasons, draft=draft, trained=trained, native=has)
 
 
 def _trained(
-    to: _Place, described: Described, weights: ModelWeights, entry: ModelEntry, context: int
+    to: _Place, beside: Beside, described: Described, weights: ModelWeights, entry: ModelEntry, context: int
 ) -> tuple[Trained | None, str]:
-    """The drafter that was trained for the model, if one is configured, and why this one or none.
+    """The drafter that rides along, if one is configured, and why this one or none.
 
     Raises ConfigError for key `draft` where it is not sound or was trained for another model.
     """
-    if names_model(to.config.draft):
-        return None, ""
-    path, why = artifact_of(to.config.draft, entry.name, entry.sha256)
-    if path is None:
-        return None, why
+    if beside.file is None and not beside.native:
+        return None, beside.why
     to.progress("drafter file", 0, 1)
-    with Artifact.open(path) as artifact:
-        target = Target(described.spec, weights, to.ops, described.source, entry.sha256)
-        trained = bind_drafter(artifact, target, context)
+    target = Target(
+        described.spec, weights, to.ops, described.source, entry.sha256, *said_of(to.config, described.spec.vocab)
+    )
+    if beside.file is None:
+        assert described.nextn is not None
+        trained, why = native.bind(described.nextn, target, context)
+        if trained is None and to.config.draft == NATIVE:
+            raise ConfigError("draft", why, 'Use draft="" for none, or the path of a drafter (.safetensors).')
+    else:
+        with Artifact.open(beside.file) as artifact:
+            trained, why = bind_drafter(artifact, target, context), beside.why
     to.progress("drafter file", 1, 1)
+    if trained is None:
+        return None, replace(beside, native=False, why=why).limited(to.config).why
     return trained, f"{trained.name} ({trained.sha256[:8]}) {why}; it serves {', '.join(trained.serves)}"
 
 
@@ -215,15 +257,15 @@ def _weights(
     described: Described,
     entry: ModelEntry,
     context: int,
-    drafter: Path | None = None,
+    beside: Beside = Beside(),
 ) -> tuple[ModelWeights, str]:
     """A model's weights on the device, and why its kernels were not compiled beforehand although they should have been, or nothing.
 
-    drafter: the file of the one that rides along, whose kernels are compiled with them.
+    beside: the drafter that rides along, whose kernels are compiled with them.
     """
     types = [QuantType[name] for name in checkpoint.bytes_by_type() if name in QuantType.__members__]
     to.ops.prepare(types, lambda done, total, name: to.progress(f"kernels: {name}", done, total))
-    with _compilers(entry, to.config, context, described.spec.vocab, to.ops, drafter) as compilers:
+    with _compilers(entry, to.config, context, described.spec.vocab, to.ops, beside) as compilers:
         weights = bind(described.spec, described.source, to.ops)
         to.ops.wait()
         return weights, compilers.wait(to.progress)
@@ -246,16 +288,18 @@ def _operations(device: str, mode: str, threads: int, paths: Paths, progress: Re
 
 
 def _compilers(
-    entry: ModelEntry, config: EngineConfig, context: int, vocab: int, ops: Ops, drafter: Path | None
+    entry: ModelEntry, config: EngineConfig, context: int, vocab: int, ops: Ops, beside: Beside
 ) -> Compilers:
     """Of the kernels that would be compiled one by one at their first launches."""
     if not ops.compiles_for:
         return Compilers()
-    beside = (drafter, drafter.stat().st_size, drafter.stat().st_mtime_ns) if drafter and drafter.is_file() else ()
+    file = beside.file
+    drafter = (file, file.stat().st_size, file.stat().st_mtime_ns) if file and file.is_file() else ()
     asked = Asked(
         model=str(entry.path),
-        drafter=str(beside[0]) if beside else "",
-        digest=f"{ops.digest()} {entry.sha256} {entry.path} {beside}",
+        drafter=str(file) if drafter else "",
+        native=beside.native,
+        digest=f"{ops.digest()} {entry.sha256} {entry.path} {drafter} {beside.native}",
         config=config,
         context=min(context, config.context or context),
         vocab=vocab,

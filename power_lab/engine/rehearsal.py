@@ -29,9 +29,10 @@ from power_lab.engine.request import Request, SamplingParams
 from power_lab.engine.runner import Runner, Sizes
 from power_lab.engine.scheduler import Limits
 from power_lab.engine.speculation.drafters import DraftAsk
-from power_lab.engine.speculation.drafters.neural import Companion, Resuming, Room, Trained, hybrid
+from power_lab.engine.speculation.drafters.neural import Companion, Resuming, Room, Trained, hybrid, native
 from power_lab.engine.speculation.drafters.neural.artifact import Artifact, Target
 from power_lab.engine.speculation.drafters.neural.kinds import bind as bind_drafter
+from power_lab.engine.speculation.drafters.neural.ranking import said_of
 from power_lab.engine.speculation.drafters.neural.steps import PLACES
 from power_lab.engine.weights.checkpoint import open_checkpoint
 from power_lab.kernels.ops import BLOCK, Ops, Weight
@@ -162,20 +163,30 @@ def _unread(ops: Ops, type: QuantType, rows: int, cols: int, rng: np.random.Gene
 
 
 def read(
-    path: Path, ops: Ops, context: int, vocab: int | None = None, drafter: Path | None = None
+    path: Path,
+    ops: Ops,
+    context: int,
+    vocab: int | None = None,
+    drafter: Path | None = None,
+    own: bool = False,
+    config: EngineConfig | None = None,
 ) -> tuple[Decoder, Trained | None]:
-    """The model of a checkpoint, with a tokenizer of `vocab` tokens, and a drafter that was trained for it, on a table that does not read
-    values."""
+    """The model of a checkpoint, with a tokenizer of `vocab` tokens, and a drafter that was trained for it, or (`own`) that it has
+    itself, on a table that does not read values. config: what limits the drafter's tokens."""
     with open_checkpoint(path) as checkpoint:
         described = describe(checkpoint, vocab)
         model = Decoder(described.spec, bind(described.spec, described.source, ops), ops, context)
+        said = said_of(config or EngineConfig(), described.spec.vocab)
+        if own and described.nextn is not None:
+            target = Target(described.spec, model.weights, ops, described.source, "", *said)
+            return model, native.bind(described.nextn, target, context)[0]
         if drafter is None:
             return model, None
         with Artifact.open(drafter) as artifact:
             made_for = (
                 artifact.header.target.sha256
             )  # whether it was made for this model is asked where values are read
-            target = Target(described.spec, model.weights, ops, described.source, made_for)
+            target = Target(described.spec, model.weights, ops, described.source, made_for, *said)
             return model, bind_drafter(artifact, target, context)
 
 
@@ -199,8 +210,8 @@ def main(asked: Asked, folder: Path) -> int:
 
     with Variants(asked.capability) if asked.launchers else Variants(asked.capability, None) as variants:
         drafter = Path(asked.drafter) if asked.drafter else None
-        model, trained = read(Path(asked.model), DryOps(), asked.context, asked.vocab, drafter)
         config = asked.config
+        model, trained = read(Path(asked.model), DryOps(), asked.context, asked.vocab, drafter, asked.native, config)
         rehearse(model, bounds(config, asked.context), config.graph_mb > 0, trained, config.buckets)
     return compile_share({variant.key: variant.compile for variant in variants}, folder)
 

@@ -25,6 +25,8 @@ IDLE_WITHOUT_DRAFTS = ("width", "controller", "gate")
 SAME_TOKENS = frozenset(
     {
         "draft",
+        "draft_vocabulary",
+        "draft_ranking",
         "threads",
         "kv_tokens",
         "step_tokens",

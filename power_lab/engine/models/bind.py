@@ -12,9 +12,9 @@ from power_lab.kernels.quants import QuantType
 
 def bind(spec: ModelSpec, source: WeightSource, ops: Ops) -> ModelWeights:
     """Bind tensors by their canonical names. Raises ModelFileError naming one that is missing, misshapen or left over."""
-    binder = _Binder(spec, source, ops)
+    binder = Binder(spec, source, ops)
     (embedding,) = binder.rows("token_embd.weight", spec.embedding_rows, spec.width, spec.vocab)
-    layers = tuple(_layer(binder, f"blk.{i}", spec.width, layer) for i, layer in enumerate(spec.layers))
+    layers = tuple(layer_weights(binder, f"blk.{i}", spec.width, layer) for i, layer in enumerate(spec.layers))
     final_norm = binder.norm("output_norm.weight", spec.width)
     head = embedding
     if "output.weight" in source.names():
@@ -23,7 +23,8 @@ def bind(spec: ModelSpec, source: WeightSource, ops: Ops) -> ModelWeights:
     return ModelWeights(embedding, layers, final_norm, head, binder.bytes_by_type, binder.parameters)
 
 
-def _layer(binder: _Binder, prefix: str, width: int, layer: LayerSpec) -> LayerWeights:
+def layer_weights(binder: Binder, prefix: str, width: int, layer: LayerSpec) -> LayerWeights:
+    """One layer's, by the canonical names that begin with `prefix`. Raises ModelFileError naming a tensor."""
     a = layer.attention
     q, kv = a.q_width, a.kv_width
     if layer.fused:
@@ -60,14 +61,19 @@ def _layer(binder: _Binder, prefix: str, width: int, layer: LayerSpec) -> LayerW
     )
 
 
-class _Binder:
-    """Takes tensors from a source to a device and keeps the account."""
+class Binder:
+    """Takes tensors from a source to a device and keeps the account.
 
-    def __init__(self, spec: ModelSpec, source: WeightSource, ops: Ops) -> None:
+    Args:
+        spec: of the model that they belong to. operand: `Weight.operand` of all matrices; by default the source's types decide.
+    """
+
+    def __init__(self, spec: ModelSpec, source: WeightSource, ops: Ops, operand: str = "") -> None:
         self._offset = spec.norm_offset
         self._source = source
         self._ops = ops
-        self._operand = ops.operand(QuantType[kind] for kind in source.kinds() if kind in QuantType.__members__)
+        kinds = (QuantType[kind] for kind in source.kinds() if kind in QuantType.__members__)
+        self._operand = operand or ops.operand(kinds)
         self.bound: set[str] = set()
         self.bytes_by_type: dict[str, int] = {}
         self.parameters = 0

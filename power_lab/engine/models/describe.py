@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from power_lab.engine.models import of_architecture, of_model_type
+from power_lab.engine.models import nextn, of_architecture, of_model_type
+from power_lab.engine.models.nextn import NextN
 from power_lab.engine.models.spec import ModelSpec
 from power_lab.engine.models.topology import MAX_VOCAB
 from power_lab.engine.weights.checkpoint import Checkpoint
@@ -26,11 +27,13 @@ class Described:
     Attributes:
         spec: topology; source: tensors by canonical names.
         left_out: parts of the checkpoint that a text model does not use.
+        nextn: layers for multi-token prediction that it has besides, which the model runs without.
     """
 
     spec: ModelSpec
     source: WeightSource
     left_out: tuple[str, ...] = ()
+    nextn: NextN | None = None
 
 
 def describe(checkpoint: Checkpoint, vocab: int | None = None) -> Described:
@@ -42,16 +45,20 @@ def describe(checkpoint: Checkpoint, vocab: int | None = None) -> Described:
     if not isinstance(metadata, JsonConfig):
         known = len(metadata.metadata.get("tokenizer.ggml.tokens", ())) if vocab is None else vocab
         family = of_architecture(checkpoint.architecture)
-        return Described(family.from_gguf(metadata, source, known), source)
+        whole = family.from_gguf(metadata, source, known)
+        spec, rest, behind = nextn.of_gguf(metadata, checkpoint.architecture, whole, source)
+        return Described(spec, rest, nextn=behind)
     wrapped = checkpoint.architecture in WRAPPERS
     config = _text_part(metadata) if wrapped else metadata
     for place in (metadata, config):
         _refuse_quantised(place)
     family = of_model_type(config.require("model_type", str))
-    spec: ModelSpec = family.from_config(config, MAX_VOCAB if vocab is None else vocab)
+    spec = family.from_config(config, MAX_VOCAB if vocab is None else vocab)
     names: dict[str, str] = family.names(spec)
     if not wrapped:
-        return Described(spec, RenamedSource(source, names, bool(spec.tied), HARMLESS_LEFTOVERS))
+        layout = family.nextn(config) if hasattr(family, "nextn") else nextn.Layout()
+        rest, behind = nextn.of_folder(config, layout, spec, names, source)
+        return Described(spec, RenamedSource(rest, names, bool(spec.tied), HARMLESS_LEFTOVERS), nextn=behind)
     present = frozenset(source.names())
     names = {canonical: _inside(name, present) for canonical, name in names.items()}
     others = [f"{outer}{part}.*" for outer in ("", "model.") for part in OTHER_PARTS]

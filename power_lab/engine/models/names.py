@@ -36,7 +36,7 @@ def canonical(spec: ModelSpec) -> Iterator[str]:
     """Every tensor that a model of this topology may have; the head among them, though a file may leave it out."""
     yield from _OUTER
     for index, layer in enumerate(spec.layers):
-        for part in _parts(layer):
+        for part in parts(layer):
             yield f"blk.{index}.{part}"
 
 
@@ -50,17 +50,18 @@ def sandwich(spec: ModelSpec) -> dict[str, str]:
     return _map(spec, _SANDWICH)
 
 
-def _map(spec: ModelSpec, parts: dict[str, str]) -> dict[str, str]:
+def _map(spec: ModelSpec, stems: dict[str, str]) -> dict[str, str]:
     result = dict(_OUTER)
     for index, layer in enumerate(spec.layers):
-        for part in _parts(layer):
+        for part in parts(layer):
             stem, _, kind = part.rpartition(".")
-            stored = "mlp.gate_up_proj" if layer.fused and stem == "ffn_up" else parts[stem]
+            stored = "mlp.gate_up_proj" if layer.fused and stem == "ffn_up" else stems[stem]
             result[f"blk.{index}.{part}"] = f"model.layers.{index}.{stored}.{kind}"
     return result
 
 
-def _parts(layer: LayerSpec) -> Iterator[str]:
+def parts(layer: LayerSpec) -> Iterator[str]:
+    """Names of a layer's tensors behind `blk.N.`."""
     a = layer.attention
     projections = ("attn_qkv",) if layer.fused else ("attn_q", "attn_k", "attn_v")
     yield from (f"{name}.weight" for name in projections)

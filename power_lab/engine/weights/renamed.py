@@ -17,8 +17,46 @@ HARMLESS_LEFTOVERS = ("*.rotary_emb.inv_freq", "*.attn.masked_bias", "*.attentio
 _COMPARED_AT_ONCE = 1 << 24  # bytes
 
 
-class RenamedSource:
-    """A WeightSource whose canonical names a family's map gives.
+class NamedSource:
+    """A WeightSource under other names.
+
+    `names()` gives the canonical names that are stored, then the stored names that the map does not know.
+
+    Args:
+        source: the tensors under the file's own names.
+        names: canonical name -> stored name; a name that is not stored is no error until it is asked for.
+    """
+
+    def __init__(self, source: FileSource, names: Mapping[str, str]) -> None:
+        if len(set(names.values())) != len(names):
+            raise ValueError("two canonical names stand for the same stored tensor")
+        self._source = source
+        self._stored_as = dict(names)
+        known, present = frozenset(names.values()), frozenset(source.names())
+        self._known = [name for name, stored in names.items() if stored in present]
+        self._unknown = [name for name in source.names() if name not in known]
+
+    def names(self) -> list[str]:
+        return self._known + self._unknown
+
+    def kinds(self) -> frozenset[str]:
+        return self._source.kinds()
+
+    def matrix(self, name: str, rows: int, cols: int) -> tuple[QuantType, np.ndarray]:
+        return self._source.matrix(self._stored(name), rows, cols)
+
+    def vector(self, name: str, size: int) -> tuple[QuantType, np.ndarray]:
+        return self._source.vector(self._stored(name), size)
+
+    def _stored(self, name: str) -> str:
+        """The name in the file; a canonical name outside the map is the family's mistake, but named like any other."""
+        if name not in self._stored_as:
+            raise ModelFileError(f"Tensor {name!r} is missing: this architecture's checkpoints have no name for it.")
+        return self._stored_as[name]
+
+
+class RenamedSource(NamedSource):
+    """A model's tensors under the canonical names that its family's map gives.
 
     `names()` gives the canonical names that are stored, then the stored names that the map does not know, so that `refuse_unused`
     reports those as they stand in the file.
@@ -42,35 +80,13 @@ class RenamedSource:
         embedding: str = "token_embd.weight",
         head: str = "output.weight",
     ) -> None:
-        if len(set(names.values())) != len(names):
-            raise ValueError("two canonical names stand for the same stored tensor")
-        self._source = source
-        self._stored_as = dict(names)
-        known, present = frozenset(names.values()), frozenset(source.names())
-        unknown = [name for name in source.names() if name not in known and not _matches(name, ignored)]
-        if posing := [name for name in unknown if name in names]:
+        super().__init__(source, names)
+        self._unknown = [name for name in self._unknown if not _matches(name, ignored)]
+        if posing := [name for name in self._unknown if name in names]:
             raise ModelFileError(f"The architecture does not use these tensors of the file: {shown(posing)}.", OTHER)
         if _settle_head(source, names[embedding], names[head], tied):
             del self._stored_as[head]
-        self._names = [name for name, stored in self._stored_as.items() if stored in present] + unknown
-
-    def names(self) -> list[str]:
-        return list(self._names)
-
-    def kinds(self) -> frozenset[str]:
-        return self._source.kinds()
-
-    def matrix(self, name: str, rows: int, cols: int) -> tuple[QuantType, np.ndarray]:
-        return self._source.matrix(self._stored(name), rows, cols)
-
-    def vector(self, name: str, size: int) -> tuple[QuantType, np.ndarray]:
-        return self._source.vector(self._stored(name), size)
-
-    def _stored(self, name: str) -> str:
-        """The name in the file; a canonical name outside the map is the family's mistake, but named like any other."""
-        if name not in self._stored_as:
-            raise ModelFileError(f"Tensor {name!r} is missing: this architecture's checkpoints have no name for it.")
-        return self._stored_as[name]
+            self._known = [name for name in self._known if name != head]
 
 
 def _matches(name: str, patterns: Collection[str]) -> bool:

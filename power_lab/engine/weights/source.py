@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -75,6 +76,14 @@ def shown(names: list[str]) -> str:
     return ", ".join(map(repr, names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Some:
+    """Some tensors of an open model."""
+
+    path: Path
+    tensors: Mapping[str, TensorInfo]
+
+
 class FileSource:
     """The tensors of an open model (`GgufModel`, `SafeTensorsModel` or one file of theirs), mapped.
 
@@ -102,6 +111,15 @@ class FileSource:
             return self._model.tensors[name]
         except KeyError:
             raise ModelFileError(f"{self._model.path}: tensor {name!r} is missing.", OTHER) from None
+
+    def split(self, prefixes: Iterable[str]) -> tuple[FileSource, FileSource]:
+        """The tensors whose names begin with none of the prefixes, and the others."""
+        begins = tuple(prefixes)
+        kept: dict[str, TensorInfo] = {}
+        apart: dict[str, TensorInfo] = {}
+        for name, tensor in self._model.tensors.items():
+            (apart if name.startswith(begins) else kept)[name] = tensor
+        return FileSource(_Some(self._model.path, kept)), FileSource(_Some(self._model.path, apart))
 
     def _stored(self, name: str, shape: tuple[int, ...]) -> tuple[QuantType, np.ndarray]:
         tensor = self.stored(name)

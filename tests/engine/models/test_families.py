@@ -50,7 +50,8 @@ def test_a_gguf_file_is_the_same_model_and_llama_cpp_agrees(
 def test_every_family_is_compared() -> None:
     types = {tiny.KINDS[kind][0] for kind in tiny.FILES}
     assert {tiny_gguf.ARCHITECTURE[name] for name in types} == set(ARCHITECTURES)
-    assert {model_type for model_type, _ in tiny.KINDS.values()} == set(MODEL_TYPES)
+    elsewhere = {"mimo"}  # Qwen2's layers: transformers has no such model; test_neural_native.py compares it
+    assert {model_type for model_type, _ in tiny.KINDS.values()} | elsewhere == set(MODEL_TYPES)
 
 
 @pytest.mark.parametrize("lookup", [of_architecture, of_model_type])

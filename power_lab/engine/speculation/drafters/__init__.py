@@ -108,17 +108,20 @@ def make(
     draft_model: Drafter | None = None,
     companion: Companion | None = None,
     remedy: Callable[[str], str] = lambda _: "",
+    why: str = "",
 ) -> Drafter:
     """The drafter of that name, for one engine.
 
     draft_model: what the engine has loaded as its draft model; companion: as its trained drafter. remedy: how it would get another one.
+    why: it has no trained drafter, if it has none.
 
     Raises ConfigError for key `speculate` when there is none and it is asked for.
     """
     name = resolve(name, draft_model, companion)
     if name in (*TRAINED, "hybrid"):
         if companion is None or name not in companion.serves:
-            has = "none" if companion is None else f"one that serves {', '.join(companion.serves)}"
+            none = f"none: {why}" if why else "none"
+            has = none if companion is None else f"one that serves {', '.join(companion.serves)}"
             raise ConfigError(
                 "speculate",
                 f"{name!r} needs a drafter that was trained for this model, and this engine has {has}",

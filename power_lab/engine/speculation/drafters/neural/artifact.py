@@ -19,6 +19,7 @@ from typing import Annotated, Any, Self, TypeVar
 import msgspec
 import numpy as np
 
+from power_lab.engine.config import LEAST_SAID
 from power_lab.engine.models.probed import linear_shape
 from power_lab.engine.models.spec import ModelSpec, ModelWeights
 from power_lab.engine.weights.safetensors import SafeTensorsFile
@@ -32,6 +33,7 @@ from power_lab.kernels.quants import GEOMETRY, QuantType, row_bytes
 
 SCHEMA = "power-lab.drafter.v1"
 MAX_BYTES = 1 << 34
+_COMPARED_AT_ONCE = 1 << 12  # rows
 Word = Annotated[str, msgspec.Meta(max_length=256)]
 _PLAIN = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
 C = TypeVar("C", bound=msgspec.Struct)
@@ -195,19 +197,65 @@ class Target:
 
     Args:
         spec, weights, ops: of the loaded model; source: its stored tensors; sha256: of its file.
+        draft_vocabulary: how many tokens its drafter may say at most; 0 is all that it can.
+        ranking: int32 token ids, each once, the most wanted first; None is by their ids.
     """
 
-    def __init__(self, spec: ModelSpec, weights: ModelWeights, ops: Ops, source: WeightSource, sha256: str) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        weights: ModelWeights,
+        ops: Ops,
+        source: WeightSource,
+        sha256: str,
+        draft_vocabulary: int = 0,
+        ranking: np.ndarray | None = None,
+    ) -> None:
         self.spec, self.weights, self.ops, self.sha256 = spec, weights, ops, sha256
+        self.draft_vocabulary, self.ranking = draft_vocabulary, ranking
         self._source = source
+
+    def said(self, ids: np.ndarray | None) -> tuple[np.ndarray | None, np.ndarray | None]:
+        """Of the tokens that a drafter can say (int32, ascending; None is all) those that it may, likewise, and which of the rows that it
+        has for the former are theirs (None: all).
+
+        Raises ConfigError for key `draft_vocabulary` or `draft_ranking` where it cannot say so many.
+        """
+        most = self.spec.vocab if ids is None else len(ids)
+        able = np.arange(most, dtype=np.int32) if ids is None else ids
+        wanted = able if self.ranking is None else self.ranking[np.isin(self.ranking, able)]
+        count = self.draft_vocabulary or len(wanted)
+        if count > len(wanted):
+            of = "" if self.ranking is None else " of the ranking"
+            told = f"this model's drafter can say {len(wanted):,} tokens{of}, not {count:,}"
+            raise ConfigError("draft_vocabulary", told, "Use at most as many, or 0 for all.")
+        if self.ranking is not None and count < LEAST_SAID:
+            told = f"it names {count} tokens that this model's drafter can say; {LEAST_SAID} is the least"
+            raise ConfigError("draft_ranking", told, "Leave it out, or name more.")
+        if count == most:
+            return ids, None
+        chosen = np.sort(wanted[:count])
+        return chosen, np.searchsorted(able, chosen)
 
     def head(self, ids: np.ndarray | None) -> Weight:
         """The output head's rows of these tokens; None is all."""
         if ids is None:
             return self.weights.head
-        name = "output.weight" if "output.weight" in self._source.names() else "token_embd.weight"
-        kind, host = self._source.matrix(name, self.spec.embedding_rows, self.spec.width)
+        kind, host = self._source.matrix(self.head_name, self.spec.embedding_rows, self.spec.width)
         return self.ops.weight(kind, len(ids), self.spec.width, np.ascontiguousarray(host[ids]), self.operand)
+
+    def holds(self, name: str, kind: QuantType, host: np.ndarray) -> bool:
+        """Whether its tensor of that canonical name, a matrix of `embedding_rows`, has the same bytes."""
+        own, stored = self._source.matrix(name, self.spec.embedding_rows, self.spec.width)
+        starts = range(0, len(host), _COMPARED_AT_ONCE)
+        return own == kind and all(
+            np.array_equal(stored[at : at + _COMPARED_AT_ONCE], host[at : at + _COMPARED_AT_ONCE]) for at in starts
+        )
+
+    @property
+    def head_name(self) -> str:
+        """Of the stored output head."""
+        return "output.weight" if "output.weight" in self._source.names() else "token_embd.weight"
 
     @property
     def operand(self) -> str:
@@ -227,14 +275,15 @@ class Binder:
         self.nbytes = 0
         self.linears: set[LinearShape] = set()
 
-    def matrix(self, name: str, rows: int, cols: int) -> Weight:
-        return self.multiplied(self.table(name, rows, cols))
+    def matrix(self, name: str, rows: int, cols: int, kept: np.ndarray | None = None) -> Weight:
+        return self.multiplied(self.table(name, rows, cols, kept))
 
-    def table(self, name: str, rows: int, cols: int) -> Weight:
-        """A matrix whose rows are looked up."""
+    def table(self, name: str, rows: int, cols: int, kept: np.ndarray | None = None) -> Weight:
+        """A matrix whose rows are looked up. kept: only these of the stored rows."""
         kind, host = self._artifact.matrix(name, rows, cols)
+        host = host if kept is None else np.ascontiguousarray(host[kept])
         self.nbytes += host.nbytes
-        return self._ops.weight(kind, rows, cols, host, self._operand)
+        return self._ops.weight(kind, len(host), cols, host, self._operand)
 
     def beside(self, names: Sequence[str], rows: int, cols: int) -> Weight:
         """Matrices of the same shape as one [rows, cols of all], as they are stored where all are of one type, else as f32."""

@@ -61,15 +61,17 @@ class Saying:
 
     @classmethod
     def of(cls, artifact: Artifact, target: Target, binder: Binder, width: int) -> tuple[Saying, int]:
-        """By `head.weight` where the artifact has one, else by the target's head, of which `draft_ids` may name rows.
+        """By `head.weight` where the artifact has one, else by the target's head, of which `draft_ids` may name rows; see `Target.said`.
 
         Returns it, and the bytes that it takes beside the target's and the binder's. Raises ConfigError for key `draft`.
         """
-        spec, ids = target.spec, artifact.ids("draft_ids", target.spec.vocab)
+        spec, stored = target.spec, artifact.ids("draft_ids", target.spec.vocab)
+        ids, kept = target.said(stored)
         listed = None if ids is None else target.ops.asarray(ids)
         subset = None if ids is None else frozenset(ids.tolist())
         if artifact.has("head.weight"):
-            head = binder.matrix("head.weight", spec.vocab if ids is None else len(ids), width)
+            rows = spec.vocab if stored is None else len(stored)
+            head = binder.matrix("head.weight", rows, width, kept)
             return cls(head, 0.0, spec.vocab, listed, subset), 0
         if width != spec.width:
             raise refused(artifact.path, f"tensor 'head.weight' is missing, and the target's has {spec.width} columns")

@@ -89,10 +89,12 @@ class DFlash:
         layers = llama.specs(config, config.window)
         weights = llama.bind(binder, layers, spec.width)
         final_norm = binder.vector("norm.weight", spec.width)
-        ids = artifact.ids("draft_ids", spec.vocab)
+        stored = artifact.ids("draft_ids", spec.vocab)
+        ids, kept = target.said(stored)
         said = spec.vocab if ids is None else len(ids)
+        rows = spec.vocab if stored is None else len(stored)
         self.markov = (
-            Markov.bind(binder, config.markov_rank, spec.vocab, said, spec.width) if config.markov_rank else None
+            Markov.bind(binder, config.markov_rank, spec.vocab, rows, kept, spec.width) if config.markov_rank else None
         )
         self._bind_more(binder, config, spec.width, spec.vocab)
         artifact.refuse_unused()

@@ -31,8 +31,10 @@ class Markov:
     bias: float
 
     @classmethod
-    def bind(cls, binder: Binder, rank: int, vocab: int, said: int, width: int) -> Self:
-        before, after = binder.table("markov_w1.weight", vocab, rank), binder.matrix("markov_w2.weight", said, rank)
+    def bind(cls, binder: Binder, rank: int, vocab: int, rows: int, kept: np.ndarray | None, width: int) -> Self:
+        """rows: that W2 is stored with; kept: which of them are used, None is all."""
+        before = binder.table("markov_w1.weight", vocab, rank)
+        after = binder.matrix("markov_w2.weight", rows, rank, kept)
         sure_hidden, sure_before = binder.split("conf.weight", width, rank)
         return cls(before, after, sure_hidden, sure_before, float(binder.values("conf.bias", 1)[0]))
 

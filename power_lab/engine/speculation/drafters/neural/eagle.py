@@ -21,15 +21,14 @@ from msgspec import Meta
 
 from power_lab.engine.models.decoder import ITEMSIZE
 from power_lab.engine.models.probed import drafter_shapes
-from power_lab.engine.models.rope import Rope
 from power_lab.engine.models.spec import AttentionSpec, LayerSpec, LayerWeights, ModelSpec, attention_shapes
 from power_lab.engine.speculation.drafters import Drafter
-from power_lab.engine.speculation.drafters.neural import REACH, Room
+from power_lab.engine.speculation.drafters.neural import Room
 from power_lab.engine.speculation.drafters.neural.artifact import Artifact, Binder, Target, refused
 from power_lab.engine.speculation.drafters.neural.chain import ChainDrafter, ChainSteps, Saying
-from power_lab.engine.speculation.drafters.neural.layer import Layer, LayerWorkspace
+from power_lab.engine.speculation.drafters.neural.layer import Layer, LayerWorkspace, rope_tables
 from power_lab.engine.speculation.drafters.neural.layers import Size
-from power_lab.kernels.ops import BLOCK, Activation, Array, Batch, KVCache, Ops
+from power_lab.kernels.ops import BLOCK, Activation, Array, Batch, KVCache
 
 Keys = Annotated[int, Meta(ge=0, le=1 << 24)]
 
@@ -95,7 +94,7 @@ class Eagle:
         self.name, self.sha256 = artifact.header.name or artifact.path.stem, artifact.sha256
         self.config, self.spec, self.ops, self.embedding = config, spec, ops, target.weights.embedding
         self.final_norm = target.weights.final_norm
-        binder, self.tables = Binder(artifact, target), _tables(ops, specs, context)
+        binder, self.tables = Binder(artifact, target), rope_tables(ops, specs, context)
         self.embed_proj = binder.matrix("embed_proj.weight", config.width, spec.width)
         self.hidden_proj = binder.matrix("hidden_proj.weight", config.width, spec.width)
         self.layers = tuple(
@@ -214,12 +213,6 @@ class EagleCompanion:
         ops.linear(h, (trained.next_hidden,), wide)
         ops.tap(wide, None, None, eps, hidden, 0, None)
         return h
-
-
-def _tables(ops: Ops, specs: tuple[LayerSpec, ...], context: int) -> dict[Rope, Array]:
-    """Of each rotation, as the target has it for such a context."""
-    turns = {spec.attention.rope: spec.attention.rope.within(context) for spec in specs if spec.attention.rope}
-    return {rope: ops.rope_tables(context + REACH, turn.frequencies, turn.magnitude) for rope, turn in turns.items()}
 
 
 def _weights(binder: Binder, at: str, layer: LayerSpec, width: int) -> LayerWeights:

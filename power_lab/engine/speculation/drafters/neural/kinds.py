@@ -23,7 +23,7 @@ def _dflash2(artifact: Artifact, target: Target, context: int) -> Trained:
 def _mtp(artifact: Artifact, target: Target, context: int) -> Trained:
     from power_lab.engine.speculation.drafters.neural.mtp import Mtp
 
-    return Mtp(artifact, target, context)
+    return Mtp.of(artifact, target, context)
 
 
 def _eagle(artifact: Artifact, target: Target, context: int) -> Trained:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from power_lab.engine.models.rope import Rope
 from power_lab.engine.models.spec import LayerSpec, LayerWeights, attention_shapes
+from power_lab.engine.speculation.drafters.neural import REACH
 from power_lab.kernels.ops import Array, Batch, KVCache, Ops
 
 
@@ -50,8 +53,9 @@ class Layer:
         """x += work.delta unless x is `whole`, then write its keys and values to the rows' slots. x f32 [R, D]."""
         a, w, rows = self.spec.attention, self.weights, x.shape[0]
         h, kv = work.normed[:rows], flat(work.qkv, rows, 2 * a.kv_width)
+        bias = None if w.qkv_bias is None else w.qkv_bias[a.q_width :]
         self._enter(x, None, work, whole)
-        self.ops.linear(h, w.qkv[1:], kv)
+        self.ops.linear(h, w.qkv[1:], kv, bias)
         self.ops.rope_write(kv, batch, self.table, self._interleaved, 0, cache, w.qk_norms, self.eps)
 
     def run(
@@ -75,10 +79,10 @@ class Layer:
         qkv, attended = flat(work.qkv, rows, sum(weight.rows for weight in w.qkv)), flat(work.attended, rows, a.q_width)
         gated = flat(work.gated, rows, self.spec.ffn)
         self._enter(x, post, work, whole)
-        ops.linear(h, w.qkv, qkv)
+        ops.linear(h, w.qkv, qkv, w.qkv_bias)
         ops.rope_write(qkv, batch, self.table, self._interleaved, a.heads, cache, w.qk_norms, eps)
-        ops.attention(qkv, seen, a.heads, a.scale, cache, attended, a.window)
-        ops.linear(attended, (w.out,), delta)
+        ops.attention(qkv, seen, a.heads, a.scale, cache, attended, a.window, a.softcap)
+        ops.linear(attended, (w.out,), delta, w.out_bias)
         ops.add_rms_norm(x, delta, w.post_attn_norm, w.ffn_norm, eps, h)
         ops.gate_up(h, w.gate, w.up, gated, self.spec.activation)
         ops.linear(gated, (w.down,), delta)
@@ -95,6 +99,12 @@ class Layer:
     def _interleaved(self) -> bool:
         rope = self.spec.attention.rope
         return rope is not None and rope.interleaved
+
+
+def rope_tables(ops: Ops, specs: Iterable[LayerSpec], context: int) -> dict[Rope, Array]:
+    """Of each rotation, as the target has it for such a context, and as far as a draft may reach beyond."""
+    turns = {spec.attention.rope: spec.attention.rope.within(context) for spec in specs if spec.attention.rope}
+    return {rope: ops.rope_tables(context + REACH, turn.frequencies, turn.magnitude) for rope, turn in turns.items()}
 
 
 def flat(values: Array, rows: int, width: int) -> Array:
