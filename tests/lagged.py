@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,12 @@ import numpy as np
 from power_lab.kernels.ops import Array, Graph, Ops
 
 Job = Callable[[], Any]
-QUEUED = (
-    "embed", "rms_norm", "add_rms_norm", "linear", "gate_up", "rope_write", "attention", "softcap", "gather_rms_norm", "sample", "tap",
-    "take", "merge", "scatter_columns", "dynamic_conv", "mark", "resume", "note", "recall",
+RECORDED = (
+    "embed", "rms_norm", "add_rms_norm", "linear", "gate_up", "rope_write", "attention", "softcap", "gather_rms_norm", "tap", "take",
+    "merge", "scatter_columns", "dynamic_conv",
 )  # fmt: skip
+"""Operations that are jobs of a recorded program."""
+QUEUED = (*RECORDED, "sample", "mark", "resume", "note", "recall")
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,9 +82,21 @@ class Lagged:
         waiting, self._queue = self._queue, []
         try:
             result = forward()
-            return Recorded(self._queue), result
+            return Recorded(self._joined(self._queue)), result
         finally:
             self._queue = waiting
+
+    def _joined(self, jobs: list[Job]) -> list[Job]:
+        """Neighbours that `ops` can record as one job, as a graph of its own has them: Python walks them once, not at each replay."""
+        joined: list[Job] = []
+        for recorded, group in groupby(jobs, lambda job: isinstance(job, partial) and job.func.__name__ in RECORDED):
+            if recorded:
+                captured = self._ops.capture(lambda group=group: [job() for job in group])
+                assert captured is not None
+                joined.append(partial(self._ops.replay, captured[0]))
+            else:
+                joined += group
+        return joined
 
     def replay(self, graph: Recorded) -> None:
         self._queue += graph.jobs

@@ -84,7 +84,7 @@ def lists(plan: StepPlan, requests: Mapping[int, Request]) -> Lists | None:
     sampled = [(span, requests[span.request_id]) for span in plan.spans if span.sampled]
     if not any(request.penalised or request.params.logit_bias for _, request in sampled):
         return None
-    histories, spans, biases, bias_spans = [], [], [], []
+    histories, spans, ids, values, bias_spans = [], [], [], [], []
     at = bias_at = 0
     for span, request in sampled:
         known = len(request.tokens)
@@ -95,15 +95,18 @@ def lists(plan: StepPlan, requests: Mapping[int, Request]) -> Lists | None:
         else:
             spans += [(at, at, at)] * span.sampled
         bias = request.params.logit_bias
-        biases += sorted(bias.items())
+        if bias:
+            tokens = np.fromiter(bias, np.int32, len(bias))
+            order = np.argsort(tokens)
+            ids.append(tokens[order])
+            values.append(np.fromiter(bias.values(), np.float32, len(bias))[order])
         bias_spans += [(bias_at, bias_at + len(bias))] * span.sampled
         bias_at += len(bias)
-    biases = biases or [(0, 0.0)]
     return Lists(
         history=np.concatenate(histories) if histories else np.zeros(1, np.int32),
         history_span=np.asarray(spans, np.int64).reshape(-1, 3),
-        bias_ids=np.asarray([token for token, _ in biases], np.int32),
-        bias_values=np.asarray([value for _, value in biases], np.float32),
+        bias_ids=np.concatenate(ids) if ids else np.zeros(1, np.int32),
+        bias_values=np.concatenate(values) if values else np.zeros(1, np.float32),
         bias_span=np.asarray(bias_spans, np.int64).reshape(-1, 2),
     )
 

@@ -1,17 +1,21 @@
 """Whether a rehearsal finds all variants that an engine launches; run by test_rehearsal in processes of its own, which do not interpret.
 
-`rehearsed.py steps KIND STORED GRAPHS`: the variants that steps of any count of rows take beyond those of the rehearsal: must be none.
-`rehearsed.py engine KIND STORED asked|run`: the names of the variants that are compiled for an engine, and of those that one launches.
-`rehearsed.py drafts DRAFTER STORED GRAPHS`: the numbers of requests, and most drafts of each, whose drafts take others: must be none.
-`rehearsed.py drafting DRAFTER STORED asked|run`: as `engine`, with a drafter that rides along.
-`rehearsed.py keys KIND STORED DEVICE`: the names of all variants in Triton's cache, of arrays on `meta` or with memory, on `cpu`.
+A line on stdin asks for one answer: a JSON list of four words.
+
+`steps KIND STORED GRAPHS`: the variants that steps of any count of rows take beyond those of the rehearsal: must be none.
+`engine KIND STORED asked|run`: the names of the variants that are compiled for an engine, and of those that one launches.
+`drafts DRAFTER STORED GRAPHS`: the numbers of requests, and most drafts of each, whose drafts take others: must be none.
+`drafting DRAFTER STORED asked|run`: as `engine`, with a drafter that rides along.
+`keys KIND STORED DEVICE`: the names of all variants in Triton's cache, of arrays on `meta` or with memory, on `cpu`.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
+import traceback
 from dataclasses import replace
 from itertools import product
 from random import Random
@@ -135,13 +139,30 @@ def run_requests(config: EngineConfig, loaded: Loaded, drafter: Any) -> None:
     running.close()
 
 
-if __name__ == "__main__":
-    what, kind, stored, how = sys.argv[1:]
+def answer(what: str, kind: str, stored: str, how: str) -> list[Any]:
     if what == "steps":
-        print(json.dumps(beyond(kind, stored, how == "graphs")))
-    elif what == "drafts":
-        print(json.dumps(drafts_beyond(kind, how == "graphs")))
-    elif what == "drafting":
-        print(json.dumps(engine("", stored, how == "run", kind)))
-    else:
-        print(json.dumps(keys(kind, stored, how) if what == "keys" else engine(kind, stored, how == "run")))
+        return beyond(kind, stored, how == "graphs")
+    if what == "drafts":
+        return drafts_beyond(kind, how == "graphs")
+    if what == "drafting":
+        return engine("", stored, how == "run", kind)
+    return keys(kind, stored, how) if what == "keys" else engine(kind, stored, how == "run")
+
+
+def serve() -> None:
+    """Answer each line of stdin, {"found": [...]} or {"fault": text}, in a process of its own: a fork, since importing takes longest."""
+    for line in sys.stdin:
+        child = os.fork()
+        if not child:
+            try:
+                told = {"found": answer(*json.loads(line))}
+            except Exception:  # noqa: BLE001 - told to whoever asked
+                told = {"fault": traceback.format_exc()}
+            print(json.dumps(told), flush=True)
+            os._exit(0)
+        if status := os.waitpid(child, 0)[1]:
+            print(json.dumps({"fault": f"wait status {status}"}), flush=True)
+
+
+if __name__ == "__main__":
+    serve()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from power_lab.engine import sampler
 from power_lab.engine.batch import ALIGNED, Inputs
@@ -141,3 +142,14 @@ def test_lists_are_there_only_for_requests_that_need_them() -> None:
         "a window's rows see the drafts before them"
     )
     assert (given_.history_span[3] == given_.history_span[3][0]).all() and len(given_.bias_ids) == 1
+
+
+def test_biases_lie_by_request_in_the_order_of_their_tokens() -> None:
+    plan, requests = plan_of([(4, 3, 2), (9, 1, 1), (70, 2, 1)])
+    for id, bias in ((0, {7: -1, 3: 0.1}), (2, {5: 2.0})):
+        request = requests[id]
+        request.params = structs.replace(request.params, logit_bias=bias)
+    found = sampler.lists(plan, requests)
+    assert found is not None and found.bias_ids.dtype == np.int32 and found.bias_values.dtype == np.float32
+    assert found.bias_ids.tolist() == [3, 7, 5] and found.bias_values.tolist() == [np.float32(0.1), -1.0, 2.0]
+    assert found.bias_span.tolist() == [[0, 2], [0, 2], [2, 2], [2, 3]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +31,20 @@ from power_lab.errors import ConfigError
         (SamplingParams, {"stop": ("",)}, "stop", "characters"),
         (SamplingParams, {"stop_tokens": (2**62,)}, "stop_tokens", "outside"),
         (SamplingParams, {"logit_bias": {5: 1e9}}, "logit_bias[5]", "outside"),
+        (SamplingParams, {"logit_bias": {4: 1.0, 5: -1001}}, "logit_bias[5]", "outside"),
     ],
 )
 def test_wrong_settings_name_their_key(kind: Any, settings: dict[str, Any], key: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words) as caught:
         strict(kind, settings)
     assert caught.value.key == key
+
+
+@pytest.mark.parametrize(("value", "words"), [(math.nan, "outside"), (True, "not a number"), ("1", "not a number")])
+def test_biases_that_are_no_numbers_name_their_token(value: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as caught:
+        SamplingParams(logit_bias={4: 1, 5: value})
+    assert caught.value.key == "logit_bias[5]"
 
 
 def test_every_setting_has_an_owner() -> None:

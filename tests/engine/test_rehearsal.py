@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -23,39 +25,60 @@ ROOT = Path(__file__).resolve().parents[2]
 SMALL = EngineConfig(step_tokens=2, max_batch=1, graph_mb=0)
 
 
-def rehearsed(*arguments: str) -> list[object]:
+Rehearsed = Callable[..., list[object]]
+
+
+@pytest.fixture(scope="module")
+def rehearsed() -> Iterator[Rehearsed]:
+    """Asks `rehearsed.py`, which imports its libraries once and answers in a fresh process each."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, str(Path(__file__).with_name("rehearsed.py")), *arguments]
-    done = subprocess.run(
-        command, capture_output=True, text=True, env=environment | {"PYTHONPATH": str(ROOT)}, timeout=170
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout)
+    command = [sys.executable, str(Path(__file__).with_name("rehearsed.py"))]
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment | {"PYTHONPATH": str(ROOT)},
+        start_new_session=True,
+    ) as server:
+        assert server.stdin is not None and server.stdout is not None
+        asking, answers = server.stdin, server.stdout
+
+        def ask(*arguments: str) -> list[object]:
+            print(json.dumps(arguments), file=asking, flush=True)
+            told = json.loads(answers.readline())
+            assert "fault" not in told, told["fault"]
+            return told["found"]
+
+        yield ask
+        os.killpg(server.pid, signal.SIGKILL)  # whoever still answers, too
 
 
 @pytest.mark.parametrize(
     ("kind", "stored", "graphs"),
     [("qwen3", "F32", "graphs"), ("gemma2", "F32", "eager"), ("llama", "Q4_K", "graphs"), ("llama", "Q4_1", "eager")],
 )
-def test_no_step_takes_a_variant_that_was_not_rehearsed(kind: str, stored: str, graphs: str) -> None:
+def test_no_step_takes_a_variant_that_was_not_rehearsed(
+    kind: str, stored: str, graphs: str, rehearsed: Rehearsed
+) -> None:
     assert rehearsed("steps", kind, stored, graphs) == []
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3"])
-def test_what_an_engine_launches_was_compiled_for_it(kind: str) -> None:
+def test_what_an_engine_launches_was_compiled_for_it(kind: str, rehearsed: Rehearsed) -> None:
     launched = rehearsed("engine", kind, "F32", "run")
     assert len(launched) > 20 and set(launched) <= set(rehearsed("engine", kind, "F32", "asked"))
 
 
 @pytest.mark.parametrize("drafter", list(drafters.KINDS))
-def test_no_draft_takes_a_variant_that_was_not_rehearsed(drafter: str) -> None:
+def test_no_draft_takes_a_variant_that_was_not_rehearsed(drafter: str, rehearsed: Rehearsed) -> None:
     assert rehearsed("drafts", drafter, "F32", "graphs") == []
     launched = rehearsed("drafting", drafter, "F32", "run")
     assert len(launched) > 20 and set(launched) <= set(rehearsed("drafting", drafter, "F32", "asked"))
 
 
 @pytest.mark.parametrize("stored", ["F32", "Q4_K"])
-def test_arrays_without_memory_name_the_variants_of_arrays_with_memory(stored: str) -> None:
+def test_arrays_without_memory_name_the_variants_of_arrays_with_memory(stored: str, rehearsed: Rehearsed) -> None:
     names = rehearsed("keys", "llama", stored, "meta")
     assert len(names) > 20 and names == rehearsed("keys", "llama", stored, "cpu")
 

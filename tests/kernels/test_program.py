@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from power_lab.kernels.numba import program
 from power_lab.kernels.numba.ops import NumbaOps
@@ -96,3 +98,18 @@ def test_numbers_that_change_behind_a_graph_read_nothing_else(ops: NumbaOps) -> 
 def test_addresses_are_taken_of_plain_arrays_only(bad: np.ndarray) -> None:
     with pytest.raises(TypeError, match="in one piece"):
         program.f32(bad)
+
+
+def test_an_address_is_what_numpy_says_of_every_array() -> None:
+    """Also of those that lend no buffer: read-only ones, and ones without elements."""
+    fixed = data.normal(3, 4)
+    fixed.flags.writeable = False
+    for array in (data.normal(3, 4), data.normal(3, 4)[1:], fixed, np.empty((0, 4), np.float32)):
+        assert program.f32(array) == program.address(array) == array.__array_interface__["data"][0]
+    strided = data.normal(3, 4)[:, ::2]
+    assert program.address(strided) == strided.__array_interface__["data"][0]
+
+
+@given(st.floats(width=64, allow_nan=False, min_value=-3e38, max_value=3e38))
+def test_bits_are_those_of_the_nearest_f32(value: float) -> None:
+    assert program.bits(value) == int(np.float32(value).view(np.uint32))

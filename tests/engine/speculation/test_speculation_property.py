@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from msgspec import structs
+from msgspec import json, structs
 
 from power_lab.engine.engine import Engine
 from power_lab.engine.request import SamplingParams
@@ -131,12 +131,29 @@ def scripts(draw: st.DrawFn, drafter: str, plain: bool) -> Script:
     )
 
 
-def alone(script: Script, ops: Ops) -> list[RunRecord]:
-    """Each request by itself, in one prefill, without speculation."""
-    engine = tiny.engine(script.shape, ops, step_tokens=512, prefix_cache=False, context=CONTEXT)
-    return [
-        engine.submit(list(one.prompt), structs.replace(one.params, speculate="off")).result() for one in script.asked
-    ]
+class Alone:
+    """Each request by itself, in one prefill, without speculation. The scripts of all drafters ask for much the same: it is run once."""
+
+    def __init__(self) -> None:
+        self._said: dict[tuple[Any, ...], RunRecord] = {}
+
+    def __call__(self, script: Script, ops: Ops) -> list[RunRecord]:
+        plain = [
+            structs.replace(one.params, speculate="off", width=1, controller="fixed", gate=0.0) for one in script.asked
+        ]
+        keys = [
+            (script.shape, one.prompt, json.encode(params)) for one, params in zip(script.asked, plain, strict=True)
+        ]
+        if not self._said.keys() >= set(keys):
+            engine = tiny.engine(script.shape, ops, step_tokens=512, prefix_cache=False, context=CONTEXT)
+            for key, one, params in zip(keys, script.asked, plain, strict=True):
+                self._said[key] = engine.submit(list(one.prompt), params).result()
+        return [self._said[key] for key in keys]
+
+
+@pytest.fixture(scope="module")
+def alone() -> Alone:
+    return Alone()
 
 
 def together(script: Script, engine: Engine) -> list[RunRecord]:
@@ -198,7 +215,7 @@ def test_every_drafter_can_be_had() -> None:
 @pytest.mark.parametrize("plain", [False, True])
 @pytest.mark.parametrize("drafter", drafting.DRAFTERS)
 def test_any_mixture_says_what_each_says_alone(
-    drafter: str, plain: bool, numba_ops: Callable[[int], Ops], behind: Callable[[Ops], Ops]
+    drafter: str, plain: bool, alone: Alone, numba_ops: Callable[[int], Ops], behind: Callable[[Ops], Ops]
 ) -> None:
     seen: Counter[str] = Counter()
     resumed: Counter[bool] = Counter()
