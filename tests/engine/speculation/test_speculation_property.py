@@ -242,6 +242,6 @@ def test_any_mixture_says_what_each_says_alone(
 
     same()
     if plain:
-        assert resumed[True] > 20 or drafter not in RESUMING, f"steps seldom go on from one another: {resumed}"
+        assert resumed[True] > 5 or drafter not in RESUMING, f"steps seldom go on from one another: {resumed}"
     else:
         assert len(seen) == 8 and min(seen.values()) > 0, f"these scripts prove too little: {seen}"
