@@ -38,7 +38,8 @@ class Case:
         """The same on a device: `array` makes its arrays."""
 
         def moved(part: Any) -> Any:
-            return type(part)(**{f.name: array(getattr(part, f.name)) for f in fields(part)})
+            values = {f.name: getattr(part, f.name) for f in fields(part)}
+            return type(part)(**{name: None if value is None else array(value) for name, value in values.items()})
 
         rest = {f.name: array(getattr(self, f.name)) for f in fields(self) if f.name not in ("batch", "onward")}
         return Case(moved(self.batch), moved(self.onward), **rest)

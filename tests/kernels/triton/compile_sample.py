@@ -95,6 +95,8 @@ def check(kernel: Any, meta: dict[str, Any], record: Recorded) -> None:
         "PEAKS": 262144 // sample.GROUP.value,
         "BINS": survivors.BINS.value,
         "LISTED": survivors.LISTED,
+        "bias": None,
+        "SPLITS": 1,
         "PDL": True,
     }
     use = compiled(kernel, constants, meta["num_warps"])
