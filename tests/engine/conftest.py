@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 
 import pytest
@@ -25,3 +25,14 @@ def behind() -> Callable[[Ops], Ops]:
     from tests.lagged import Lagged
 
     return Lagged  # type: ignore[return-value]
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """References of this size are computed faster without threads, by far where the machine is busy."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -3,11 +3,10 @@ as it is."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 
 from power_lab.engine.request import SamplingParams
 from power_lab.engine.speculation.drafters import DraftAsk
@@ -18,6 +17,8 @@ from tests.engine.speculation.plain import check
 from tests.engine.speculation.plain_chains import PlainChain
 from tests.engine.test_exactness import Recorder, prompt_of
 from tests.lagged import Fetched, Lagged
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 TARGET = tiny.Shape()
 GEMMA = {"post_norms": True, "activation": "gelu_tanh", "scale": 1.0, "normed_hidden": True, "qk_norm": True}
@@ -33,15 +34,6 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "eagle, the target's head": ("eagle", {"width": 64, "said": 90, "heads": 2, "target_layers": [1]}),
 }
 FEW = ["mtp", "mtp, two heads", "eagle", "eagle, as Gemma's"]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """References of this size are computed faster without threads, by far where the machine is busy."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 class Case:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,16 +29,9 @@ from tests.engine.speculation.plain import check
 from tests.engine.test_exactness import Recorder, prompt_of
 from tests.native import FORMS, Form, Published
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 OTHER = np.float32(0.5) * np.random.default_rng(3).standard_normal((258, 64)).astype("f4")
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """References of this size are computed faster without threads, by far where the machine is busy."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def shape_of(form: Form, **sizes: Any) -> tiny.Shape:
