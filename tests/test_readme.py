@@ -45,7 +45,7 @@ def test_its_settings_are_the_settings_there_are():
     from power_lab.engine.config import EngineConfig
 
     section = TEXT.split("## Settings")[1].split("## ")[0]
-    told = dict(re.findall(r"^\| `(\w+)` \| ?`?([\w()]*)`? \|", section, re.MULTILINE))
+    told = dict(re.findall(r"^\| `(\w+)` \| `?([\w()]*)`? \|", section, re.MULTILINE))
     open_defaults = EngineConfig(device="cuda")  # on the CPU, an open pool is a number
     defaults = {**msgspec.to_builtins(open_defaults), "device": EngineConfig().device}
     assert told == {key: str(value).lower() for key, value in defaults.items()}

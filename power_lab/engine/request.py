@@ -120,9 +120,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         for token, value in self.logit_bias.items():
             if token < 0:
                 raise ConfigError("logit_bias", f"token id {token} is negative")
-            if (
-                type(value) is not float or not -1000.0 <= value <= 1000.0
-            ):  # a key's text for each of a thousand takes long
+            # A text for each of a thousand keys takes long: only what is refused gets one.
+            if type(value) is not float or not -1000.0 <= value <= 1000.0:
                 _check(f"logit_bias[{token}]", value, -1000.0, 1000.0)
 
     @property
