@@ -186,6 +186,25 @@ def test_a_token_that_is_pointed_at_tells_the_probability_that_target_and_draft_
     assert explored.accessibility(OUTPUT) == []
 
 
+def test_a_page_that_scrolls_below_a_resting_pointer_does_not_cancel_the_question_for_a_focused_token(explored):
+    """Browsers send `pointerover` and `pointerleave` then too; on a slow machine they come after the key."""
+    output = alive(explored, "lab.inspect.acceptance")
+    output.locator(".pl-body").first.evaluate(
+        """body => {
+            const [pointed, focused, below] = [...body.querySelectorAll(".pl-t[data-at]:not([data-known])")].slice(-3);
+            const over = item => item.dispatchEvent(
+                new PointerEvent("pointerover", { bubbles: true, clientX: 5, clientY: 5 }));
+            over(pointed);
+            focused.tabIndex = -1;
+            focused.focus();
+            over(below);
+            body.dispatchEvent(new PointerEvent("pointerleave"));
+        }"""
+    )
+    output.locator(".pl-t:focus[data-known]").wait_for()
+    output.locator(".pl-detail").filter(has_text="probability").wait_for()
+
+
 def test_the_receipt_is_drawn_by_our_renderer(explored):
     output = explored.show("text =")
     output.locator(".jp-PowerLab-receipt").wait_for()

@@ -1,4 +1,4 @@
-/** Probabilities of what is pointed at: a moment after the pointer or the focus has come to rest the kernel is asked, once a token. */
+/** Probabilities of what is shown in the line of details: a moment after it came there the kernel is asked, once a token. */
 extras.push((root, body, model, signal) => {
   const REST = 150; // ms
   let waiting, wanted;
@@ -30,9 +30,8 @@ extras.push((root, body, model, signal) => {
     }
     if (!message.known) wanted = undefined; // coming back asks again
   };
-  body.addEventListener("pointerover", come, { signal });
-  body.addEventListener("pointerleave", leave, { signal });
-  body.addEventListener("focusin", come, { signal });
+  body.addEventListener("pl-shown", come, { signal });
+  body.addEventListener("pointerleave", () => wanted !== document.activeElement && leave(), { signal });
   model.on("msg:custom", answer);
   signal.addEventListener("abort", () => {
     leave();

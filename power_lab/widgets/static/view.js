@@ -26,6 +26,7 @@ function details(root, body, signal) {
     line.setAttribute("aria-live", spoken ? "polite" : "off");
     const row = item.matches(".pl-t") ? item.closest("tr")?.querySelector("th[title]")?.title : "";
     line.textContent = [item.matches(ITEMS) ? item.textContent.trim() : "", item.title, row].filter(Boolean).join("  ·  ");
+    item.dispatchEvent(new Event("pl-shown", { bubbles: true }));
   };
   const focus = (item) => {
     item.tabIndex = -1;
