@@ -336,7 +336,8 @@ def main() -> int:
         from bench import kernel_cache
 
         print(kernel_cache.unpack(args.cache, kernel_cache.default_cache()), "files of compiled kernels", flush=True)
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    environment = os.environ | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
     environment |= {"CUDA_VISIBLE_DEVICES": args.gpu} if args.gpu is not None else {}
     run = Run(args.out.resolve(), args.limit, environment, args.commit, args.pack and args.pack.resolve())
     for name in names:
