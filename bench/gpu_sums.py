@@ -6,7 +6,7 @@ A product over several splits of K leaves sums that either the last of its progr
 it ("on", `power_lab/kernels/triton/parts.py`). Before anything is timed its bits are compared: what both ways leave of 1 to 300 rows
 beside the first rows of 300, and logits in windows of several sizes. Where they differ it is not timed, and the exit status is 1. Cases,
 both by default:
-- pairs: microseconds of q k v with rotation, and of output and down with the norm behind, of 1 to 64 rows. A chain of pairs over more
+- pairs: microseconds of q k v with rotation, and of output and down with the norm behind, of 1 to 128 rows. A chain of pairs over more
   weights than the cache holds; the median of replays, twice each way in the order off, on, on, off; `floor_us` is the time in which a copy
   moves the weights. A pair whose product has one split is the same both ways and not timed. Small matrices are plain values, as at load.
 - step: decode steps of the 0.6B geometry by `measure.Bench`, in the same order.
@@ -54,7 +54,7 @@ from tests.kernels.triton.matrices import weight  # noqa: E402
 Record = dict[str, Any]
 
 TYPES = tuple(QuantType[name] for name in ("BF16", "Q8_0", "Q6_K", "Q4_K", "Q4_0"))
-ROWS = (1, 4, 8, 16, 64)
+ROWS = (1, 4, 8, 16, 24, 32, 64, 128)
 CHECKED = (1, 2, 3, 5, 8, 16, 17, 31, 33, 64, 65, 100, 128, 129, 300)
 MOST = max(CHECKED)
 STEP, CONTEXT = "qwen3-0.6b", 512

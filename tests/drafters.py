@@ -113,7 +113,8 @@ def _filters(random: Random, config: Mapping[str, Any], width: int) -> None:
     for i in range(config["layers"]):
         for name in ("attn_conv", "ffn_conv"):
             random.matrix(f"layers.{i}.{name}.base", 2 * config["conv_taps"], width, 4.0)
-            random.made[f"layers.{i}.{name}.base"].shape = (2, config["conv_taps"], width)
+            taps = random.made[f"layers.{i}.{name}.base"]
+            random.made[f"layers.{i}.{name}.base"] = taps.reshape(2, config["conv_taps"], width)
             random.matrix(
                 f"layers.{i}.{name}.proj.weight", 2 * config["conv_taps"] * width // config["conv_group"], width
             )

@@ -45,9 +45,10 @@ def test_every_test_runs_once_although_a_process_is_lost(tmp_path: Path) -> None
 
 
 def test_a_process_that_dies_is_told(tmp_path: Path) -> None:
-    status, text, report = run(tmp_path, "import os\ndef test_a(): os._exit(9)\ndef test_b(): pass\n", "-j", "2")
-    assert status == 1 and any("test_a" in test for test in report["missing"])
-    assert "did not end" in text
+    toy = "import os, signal\ndef test_a(): os.kill(os.getpid(), signal.SIGSEGV)\ndef test_b(): pass\ndef test_c(): pass\n"
+    status, text, report = run(tmp_path, toy, "-j", "2")
+    assert status == 1 and [test.partition("::")[2] for test in report["missing"]] == ["test_a"]
+    assert "did not end" in text and "ended with -11" in text and "Segmentation fault" in text
 
 
 def test_all_good_is_all_good(tmp_path: Path) -> None:

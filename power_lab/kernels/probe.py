@@ -63,11 +63,12 @@ def probe(ops: Ops, shapes: Shapes, weigh: Weigh | None = None) -> None:
     Raises ExactnessError naming the first kernel and shape that differ. Takes well under a second for small models.
     """
     rng = np.random.default_rng(0)
+    widths = {cols for _, _, cols in shapes.linears}
     for shape in sorted(shapes.linears):
         weight = (weigh or random_weight)(ops, *shape, rng, shapes.operand)
         gates = shapes.gates is None or shape in shapes.gates
-        _probe_linear(ops, weight, sorted(shapes.activations) if gates else [], rng)
-    for width in sorted({cols for _, _, cols in shapes.linears}):
+        _probe_linear(ops, weight, sorted(shapes.activations) if gates else [], shape[1] in widths, rng)
+    for width in sorted(widths):
         _probe_norm(ops, width, rng)
     for shape in sorted(shapes.attentions):
         _probe_attention(ops, shape, rng)
@@ -125,7 +126,10 @@ def _check(kernel: str, count: int, together: np.ndarray, alone: Iterable[tuple[
             )
 
 
-def _probe_linear(ops: Ops, weight: Weight, activations: list[Activation], rng: np.random.Generator) -> None:
+def _probe_linear(
+    ops: Ops, weight: Weight, activations: list[Activation], normed: bool, rng: np.random.Generator
+) -> None:
+    """normed: a norm reads the result, and adds up what the product leaves to it."""
     type, rows, cols = weight.type, weight.rows, weight.cols
     x = rng.standard_normal((max(ROWS), cols), dtype=np.float32)
 
@@ -139,8 +143,18 @@ def _probe_linear(ops: Ops, weight: Weight, activations: list[Activation], rng: 
         ops.gate_up(ops.asarray(x[first:last]), weight, weight, out, activation)
         return ops.tohost(out)
 
+    def added(first: int, last: int) -> np.ndarray:
+        hidden = ops.asarray(np.zeros((last - first, rows), np.float32))
+        delta, out = (ops.empty((last - first, rows), "float32") for _ in range(2))
+        left = ops.parts(delta)
+        ops.linear(ops.asarray(x[first:last]), (weight,), left)
+        ops.add_rms_norm(hidden, left, None, ones, 1e-5, out)
+        return np.concatenate([ops.tohost(hidden), ops.tohost(out)], axis=1)
+
+    ones = ops.asarray(np.ones(rows, np.float32))
+    reader = [("linear and norm", added)] if normed else []
     gates = [(f"gate_up {name}", partial(gate_up, activation=name)) for name in activations]
-    for name, kernel in (("linear", linear), *gates):
+    for name, kernel in (("linear", linear), *reader, *gates):
         alone = [(r, kernel(r, r + 1)[0]) for r in (0, 1, 7, 32)]
         for count in ROWS:
             _check(f"{name} {type.name} [{rows}, {cols}]", count, kernel(0, count), [a for a in alone if a[0] < count])

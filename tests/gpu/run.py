@@ -85,7 +85,8 @@ class Share:
 
     def _take(self, test: str) -> bool:
         try:
-            (self._folder / name_of(test)).touch(exist_ok=False)
+            with (self._folder / name_of(test)).open("x") as file:
+                file.write(str(os.getpid()))
         except FileExistsError:
             return False
         return True
@@ -150,9 +151,12 @@ def run(files: Sequence[Path], jobs: int, only: str, end: float) -> tuple[list[R
             time.sleep(0.2)
             for process in [process for process in running if process.poll() is not None]:
                 running.remove(process)
-                if process.returncode not in (0, 1, 5) and spare:  # 5: none was left for it
-                    spare -= 1
-                    running.append(_start(command, folder))
+                if process.returncode not in (0, 1, 5):  # 5: none was left for it
+                    print(f"process {process.pid} ended with {process.returncode}", flush=True)
+                    _give_back(folder, process.pid)
+                    if spare:
+                        spare -= 1
+                        running.append(_start(command, folder))
             done = len({result["test"] for result in _results(folder) if result["when"] == "teardown"})
             if done >= said + 50:
                 said = done
@@ -163,14 +167,27 @@ def run(files: Sequence[Path], jobs: int, only: str, end: float) -> tuple[list[R
         results = list(_results(folder))
         ended = {result["test"] for result in results if result["when"] == "teardown" or result["outcome"] == "failed"}
         missing = [test for test in _collected(folder) if test not in ended]
-        if not results:
-            print((folder / "log").read_text(errors="replace")[-3000:])
+        if missing or not results:
+            for path in sorted(folder.glob("log.*")):
+                said = path.read_text(errors="replace")
+                print(f"--- {path.name}\n{said[max(said.find('Fatal'), 0) :][:1500]}")
         return results, missing
 
 
 def _start(command: Sequence[str], folder: Path) -> subprocess.Popen[bytes]:
-    with (folder / "log").open("ab") as log:
-        return subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
+    number, path = tempfile.mkstemp(prefix="begun.", dir=folder)
+    with os.fdopen(number, "ab") as log:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
+    Path(path).rename(folder / f"log.{process.pid}")
+    return process
+
+
+def _give_back(folder: Path, pid: int) -> None:
+    """The test that a process which is gone had taken beside the one that it was at."""
+    ended = {result["test"] for result in _results(folder) if result["when"] == "teardown"}
+    claims = [folder / name_of(test) for test in _collected(folder) if test not in ended]
+    for path in [path for path in claims if path.exists() and path.read_text() == str(pid)][1:]:
+        path.unlink()
 
 
 def _collected(folder: Path) -> list[str]:

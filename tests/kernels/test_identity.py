@@ -138,6 +138,26 @@ def test_probe_names_the_kernel_that_breaks_the_promise() -> None:
         probe(Broken(data.CACHE, 1), SMALL)
 
 
+class BrokenReader(NumbaOps):
+    """A norm that adds otherwise beside many rows: what sums of splits that are left to it could do."""
+
+    def add_rms_norm(
+        self, x: Array, delta: Array, post: Array | None, weight: Array | None, eps: float, out: Array
+    ) -> None:
+        super().add_rms_norm(x, delta, post, weight, eps, out)
+        if x.shape[0] > 8:
+            x[-1] = np.nextafter(x[-1], np.float32(np.inf))
+
+
+def test_probe_runs_the_norm_behind_products_as_wide_as_what_is_normed() -> None:
+    with pytest.raises(ExactnessError, match=r"linear and norm Q8_0 \[256, 512\]: row 32.*among 33"):
+        probe(
+            BrokenReader(data.CACHE, 1),
+            Shapes(frozenset({(QuantType.Q8_0, 256, 512), (QuantType.Q8_0, 512, 256)}), frozenset()),
+        )
+    probe(BrokenReader(data.CACHE, 1), Shapes(frozenset({(QuantType.Q8_0, 512, 256)}), frozenset()))
+
+
 def test_workers_sleep_wake_and_end() -> None:
     ops = NumbaOps(data.CACHE, 3)
     weight, _ = data.weight(QuantType.Q8_0, 96, 576)

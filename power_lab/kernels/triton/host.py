@@ -4,9 +4,23 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
+
+
+def tensor_of(host: np.ndarray) -> torch.Tensor:
+    """The array's own memory, to be copied from. torch knows no memory that is only read, as a mapped file's, and warns of it."""
+    return torch.from_numpy(host if host.flags.writeable else np.asarray(_Unlocked(host)))
+
+
+class _Unlocked:
+    """An array whose memory is said to be writable; nobody writes to it."""
+
+    def __init__(self, host: np.ndarray) -> None:
+        self._host = host
+        self.__array_interface__: dict[str, Any] = host.__array_interface__ | {"data": (host.ctypes.data, False)}
 
 
 class Pinned:

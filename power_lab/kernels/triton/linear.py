@@ -80,8 +80,6 @@ class Shape:
         ahead: cache lines of each column, or tiles of codes, that are fetched before the kernel ahead has ended.
         paired: a tile's columns are of both gated weights, half of `bn` of each.
         lean: each instruction of the matrix unit is waited for, which spares a third of the registers: more programs at once.
-        apart: sums of splits are left to what reads the result, where that can add them (`Parts`). No launch does so until a GPU has timed
-            it (`bench/gpu_sums.py`).
     """
 
     bk: int
@@ -92,7 +90,6 @@ class Shape:
     ahead: int = 0
     paired: bool = False
     lean: bool = False
-    apart: bool = False
 
 
 @lru_cache(maxsize=4096)
@@ -192,12 +189,21 @@ def _launch_apart(
     (rows, cols), columns, type = x.shape, parts.out.shape[1], weights[0].type
     splits, _ = reduction(columns, cols, False, type in FORMS)
     one = rows <= NARROW and splits > 1 and all(w.type == type for w in weights)
-    s = shape(columns, cols, type, False, min(rows, NARROW))
-    apart = one and (s.apart or parts.anyway)
+    apart = one and (left(splits, rows) if parts.apart is None else parts.apart)
     parts.splits, parts.bias = (splits, bias) if apart else (1, None)
     if apart:
+        s = shape(columns, cols, type, False, rows)
         launch(x, weights, parts.out, work, None, NONE, s, apart=True)
     return apart
+
+
+def left(splits: int, rows: int) -> bool:
+    """Whether the sums of so many splits are left to what reads them, where that can add them (`Parts`).
+
+    Measured with the reader on an H200 (`bench/gpu_sums.py`): up to 4 splits that saves 0.1 to 1 us of a pair, of 8 up to 16 rows it costs
+    0.1 to 3 us, of 8 and 64 rows it saves 0.1 to 3.
+    """
+    return splits <= 4 or rows > 16
 
 
 def gate_up(

@@ -50,7 +50,7 @@ from power_lab.kernels.triton import (
     rope,
     sample,
 )
-from power_lab.kernels.triton.host import Arriving, Pinned
+from power_lab.kernels.triton.host import Arriving, Pinned, tensor_of
 from power_lab.kernels.triton.operand import LARGEST, WHOLE, narrow
 from power_lab.kernels.triton.parts import Parts
 
@@ -75,14 +75,14 @@ class TritonOps:
         device: a CUDA device in torch's words.
 
     Attributes:
-        apart: sums of splits are left to their readers wherever those can add them; for benchmarks, no launch's choice.
+        apart: whether sums of splits are left to their readers; None: as `linear.left` says. For comparisons.
     """
 
     name = "triton"
     mode = "exact"
     kv_dtype = "bfloat16"
     asynchronous = True
-    apart = False
+    apart: bool | None = None
     row_buckets: tuple[int, ...] = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 
     def __init__(self, device: str = "cuda", priority: int = 0) -> None:
@@ -221,9 +221,7 @@ class TritonOps:
             message = f"Weights of type {type!r} and shape [{rows}, {cols}] cannot be computed on: {error}."
             raise ModelFileError(message) from error
         with self._allocating(f"weights of shape [{rows}, {cols}]"):
-            tensors = {
-                name: torch.from_numpy(np.ascontiguousarray(part)).to(self.device) for name, part in parts.items()
-            }
+            tensors = {name: tensor_of(np.ascontiguousarray(part)).to(self.device) for name, part in parts.items()}
             if (values := tensors.get("values")) is not None:
                 values = values.view(torch.bfloat16) if held == QuantType.BF16 else values
                 tensors["values"] = values.to(getattr(torch, operand))

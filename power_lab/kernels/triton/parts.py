@@ -22,14 +22,14 @@ class Parts:
     Attributes:
         out: f32 [R, N], the result, where the product added it up itself.
         scratch: f32, flat; the first splits * R * N are parts [splits, R, N].
-        anyway: they are left wherever a reader can add them, whatever the launch says; for benchmarks.
+        apart: whether they are left wherever a reader can add them; None: as `linear.left` says.
         splits: how many parts there are; 1: none, `out` holds the result.
         bias: f32 [N], to be added behind them.
     """
 
     out: torch.Tensor
     scratch: torch.Tensor
-    anyway: bool = False
+    apart: bool | None = None
     splits: int = 1
     bias: torch.Tensor | None = None
 

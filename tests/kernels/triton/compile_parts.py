@@ -82,6 +82,7 @@ def main() -> None:
         for model, type in itertools.product(MODELS, TYPES):
             for rows in ROWS.get(type, (8,)):
                 ops, first = DryOps(), len(compiled.kernels)
+                ops.apart = False
                 launch(ops, type, rows, model)
                 whole |= {(kernel.metadata.name, model): orders(kernel) for kernel in compiled.kernels[first:]}
                 ops.apart, first = True, len(compiled.kernels)

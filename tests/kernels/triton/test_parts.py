@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -38,12 +37,12 @@ def poison(*shape: int) -> torch.Tensor:
 
 
 def product(
-    x: torch.Tensor, weights: tuple[DeviceWeight, ...], bias: torch.Tensor | None, apart: bool
+    x: torch.Tensor, weights: tuple[DeviceWeight, ...], bias: torch.Tensor | None, apart: bool | None
 ) -> tuple[Parts, torch.Tensor]:
     """What the product leaves, in poisoned scratch, and its poisoned result."""
     WORK.partials.fill_(torch.nan)
     out = poison(len(x), sum(w.rows for w in weights))
-    parts = Parts(out, WORK.partials, anyway=apart)
+    parts = Parts(out, WORK.partials, apart)
     linear.linear(x, weights, parts, WORK, bias)
     assert not WORK.counters.any()
     return parts, out
@@ -118,13 +117,15 @@ def test_what_has_no_sums_or_several_products_is_added_by_the_product() -> None:
         assert parts.splits == 1 and not out.isnan().any()
 
 
-def test_a_launch_says_so_and_none_does_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    (stored, _), chosen = weight(QuantType.Q4_0, 16, DEEP), linear.shape
-    x, _ = operand(normal(2, DEEP), QuantType.Q4_0)
-    whole, _ = product(x, (stored,), None, False)
-    assert whole.splits == 1
-    monkeypatch.setattr(linear, "shape", lambda *launch: replace(chosen(*launch), apart=True))
-    left, _ = product(x, (stored,), None, False)
+def test_few_sums_are_left_and_many_beside_many_rows() -> None:
+    for splits, rows, left in ((2, 1, True), (4, 16, True), (8, 1, False), (8, 16, False), (8, 17, True)):
+        assert linear.left(splits, rows) == left
+    (stored, _), (deeper, _) = weight(QuantType.Q4_0, 16, DEEP), weight(QuantType.Q4_0, 16, 4 * DEEP)
+    x, _ = operand(normal(2, 4 * DEEP), QuantType.Q4_0)
+    whole, _ = product(x, (deeper,), None, None)
+    assert linear.reduction(16, 4 * DEEP, False, True)[0] > 4 and whole.splits == 1
+    x = x[:, :DEEP].contiguous()
+    left, _ = product(x, (stored,), None, None)
     assert left.splits == 2 and left.scratch.data_ptr() == WORK.partials.data_ptr(), "no memory but the plan's"
     out = poison(2, 16)
     linear.linear(x, (stored,), out, WORK)

@@ -55,8 +55,9 @@ class Layer:
         h, kv = work.normed[:rows], flat(work.qkv, rows, 2 * a.kv_width)
         bias = None if w.qkv_bias is None else w.qkv_bias[a.q_width :]
         self._enter(x, None, work, whole)
-        self.ops.linear(h, w.qkv[1:], kv, bias)
-        self.ops.rope_write(kv, batch, self.table, self._interleaved, 0, cache, w.qk_norms, self.eps)
+        made = self.ops.parts(kv)
+        self.ops.linear(h, w.qkv[1:], made, bias)
+        self.ops.rope_write(made, batch, self.table, self._interleaved, 0, cache, w.qk_norms, self.eps)
 
     def run(
         self,
@@ -79,11 +80,13 @@ class Layer:
         qkv, attended = flat(work.qkv, rows, sum(weight.rows for weight in w.qkv)), flat(work.attended, rows, a.q_width)
         gated = flat(work.gated, rows, self.spec.ffn)
         self._enter(x, post, work, whole)
-        ops.linear(h, w.qkv, qkv, w.qkv_bias)
-        ops.rope_write(qkv, batch, self.table, self._interleaved, a.heads, cache, w.qk_norms, eps)
+        made = ops.parts(qkv)
+        ops.linear(h, w.qkv, made, w.qkv_bias)
+        ops.rope_write(made, batch, self.table, self._interleaved, a.heads, cache, w.qk_norms, eps)
         ops.attention(qkv, seen, a.heads, a.scale, cache, attended, a.window, a.softcap)
-        ops.linear(attended, (w.out,), delta, w.out_bias)
-        ops.add_rms_norm(x, delta, w.post_attn_norm, w.ffn_norm, eps, h)
+        added = ops.parts(delta)
+        ops.linear(attended, (w.out,), added, w.out_bias)
+        ops.add_rms_norm(x, added, w.post_attn_norm, w.ffn_norm, eps, h)
         ops.gate_up(h, w.gate, w.up, gated, self.spec.activation)
         ops.linear(gated, (w.down,), delta)
         return w.post_ffn_norm
