@@ -76,11 +76,11 @@ class Phase:
     before: Callable[[Path], list[Command]] = lambda _: []
 
 
-def phases(processes: int) -> dict[str, Phase]:
-    """All phases by name. `processes`: of the campaign."""
+def phases(processes: int, only: Sequence[int] = ()) -> dict[str, Phase]:
+    """All phases by name. processes: of the campaign; only: its cells, all if there are none."""
     return {
         "tests": Phase(560, tests),
-        "campaign": Phase(560, partial(campaign, processes=processes), ("smollm2", "gguf")),
+        "campaign": Phase(560, partial(campaign, processes=processes, only=only), ("smollm2", "gguf"), references),
         "exactness": Phase(560, partial(bench, "exactness", "exactness.py", "--turn-batch 10"), ("smollm2",)),
         "speed": Phase(420, partial(speed, "speed", "--prompts 100 --drafters hybrid=mtp"), ("smollm2",)),
         "speed-bf16": Phase(420, bf16_speed, ("smollm2", "gguf"), bf16_file),
@@ -152,16 +152,34 @@ def speed(file: str, more: str, out: Path, paths: Sequence[str] = ()) -> list[Co
     return bench(file, "speculation.py speed", f"{SPEED} {more}", out, paths)
 
 
-def campaign(out: Path, processes: int) -> list[Command]:
-    """All cells of the array, shared out so that a process needs few of the drafters' engines."""
+CAMPAIGN = "--prompts 100 --tokens 256 --drafters"
+
+
+def references(out: Path) -> list[Command]:
+    """What requests alone say, once for all processes of the campaign."""
+    file = f"--output {out}/references.log --references {out}/references.json"
+    return [
+        [
+            *script("bench/speculation.py"),
+            "campaign",
+            "--device",
+            "cuda",
+            *f"{CAMPAIGN} ngram --cells -1 {file}".split(),
+        ]
+    ]
+
+
+def campaign(out: Path, processes: int, only: Sequence[int] = ()) -> list[Command]:
+    """All cells of the array, or only some, shared out so that a process needs few of the drafters' engines."""
     drafts = {name: draft for name, _, draft in (drafter.partition("=") for drafter in DRAFTERS)}
     array = cases([cast(Drafting, name) for name in drafts], [1, 8])
-    numbers = sorted(range(len(array)), key=lambda number: (drafts[array[number]["drafter"]], number))
+    numbers = sorted(only or range(len(array)), key=lambda number: (drafts[array[number]["drafter"]], number))
     commands = []
     for i in range(processes):
         share = sorted(numbers[i * len(numbers) // processes : (i + 1) * len(numbers) // processes])
-        more = f"--prompts 100 --tokens 256 --drafters {' '.join(DRAFTERS)} --cells {' '.join(map(str, share))}"
-        commands += bench(f"campaign-{i}", "speculation.py campaign", more, out) if share else []
+        more = f"{CAMPAIGN} {' '.join(DRAFTERS)} --cells {' '.join(map(str, share))}"
+        said = ("--references", f"{out}/references.json")
+        commands += bench(f"campaign-{i}", "speculation.py campaign", more, out, said) if share else []
     return commands
 
 
@@ -317,12 +335,13 @@ def main() -> int:
     parser.add_argument("--gpu", help="the one to use, by its number; else as the environment says")
     parser.add_argument("--limit", type=float, default=570, help="seconds for everything")
     parser.add_argument("--processes", type=int, default=5, help="of the campaign")
+    parser.add_argument("--cells", type=int, nargs="+", default=(), help="only these of the campaign")
     parser.add_argument("--pack", type=Path, help="a .tar.gz of the folder, written anew after every phase")
     parser.add_argument("--cache", type=Path, help="compiled kernels to begin with (bench/kernel_cache.py)")
     parser.add_argument("--commit", default="", help="what is run, where there is no repository")
     parser.add_argument("--list", action="store_true", help="say what would run, and run nothing")
     args = parser.parse_args()
-    known = phases(args.processes)
+    known = phases(args.processes, args.cells)
     names = chosen(args.phases or known, known)
     if args.list:
         for name in names:

@@ -8,8 +8,10 @@ drafters, fixed widths, `cost` and `adaptive`. The second begins with these, and
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from tqdm.auto import tqdm
@@ -39,6 +41,9 @@ EVERY = (
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batches", type=int, nargs=2, default=[1, 8], help="requests at once")
     parser.add_argument("--cells", type=int, nargs="+", metavar="NUMBER", help="only these of the array")
+    parser.add_argument(
+        "--references", type=Path, metavar="FILE", help="what requests alone say: read, or made if it is not there"
+    )
     parser.set_defaults(drafters=list(EVERY))
 
 
@@ -48,6 +53,8 @@ def run(args: argparse.Namespace) -> int:
     array = cases(list(campaign.engines.drafters), args.batches)
     campaign.log.facts["array"] = {"version": VERSION, "cells": len(array), "drafters": args.drafters, "widths": WIDTHS}
     print(f"{len(array)} cells of {args.prompts} prompts and {args.tokens} tokens (array {VERSION})")
+    if args.references:
+        campaign.share(args.references)
     for number, case in enumerate(array):
         if args.cells is None or number in args.cells:
             campaign.run(number, case)
@@ -72,10 +79,23 @@ class Campaign:
         plain = self.engines.of("off")
         self.log.of_engine(plain)
         self.prompts = [intake.encode(self.engines.tokenizer, text) for _, text in spread(args.prompts)]
-        self._references: dict[float, list[RunRecord]] = {}
+        self._references: dict[float, list[list[int]]] = {}
+
+    def share(self, file: Path) -> None:
+        """Take what requests alone say from a file, or make it. Raises SystemExit for a file of another engine, model or prompts."""
+        about = {"engine": self.log.facts["engine"], "prompts": self.prompts, "tokens": self.args.tokens}
+        if not file.exists():
+            told = {str(temperature): self._reference(temperature) for temperature in TEMPERATURES}
+            half = file.with_name(f".{file.name}")  # others may read it as soon as it is there
+            half.write_text(json.dumps(about | {"references": told}))
+            half.replace(file)
+        read = json.loads(file.read_text())
+        self._references = {float(key): value for key, value in read.pop("references").items()}
+        if read != json.loads(json.dumps(about)):
+            raise SystemExit(f"{file} holds what another engine, model or other prompts have said: delete it")
 
     def run(self, number: int, case: dict[str, Any]) -> None:
-        expected = [record.tokens for record in self._reference(case["temperature"])]
+        expected = [tuple(tokens) for tokens in self._reference(case["temperature"])]
         engine = self.engines.of(case["drafter"])
         self.log.facts["made"] = self.engines.made
         engine.drop_prefixes()
@@ -95,13 +115,13 @@ class Campaign:
         told = f"{made['accepted']}/{made['drafted']} accepted, {made['tokens_per_pass']:.2f} a pass, {made['tokens_per_s']:.0f} tok/s"
         self.log.add(made, f"{name:52} {made['identical']:3} of {made['of']:3}   {told}")
 
-    def _reference(self, temperature: float) -> list[RunRecord]:
+    def _reference(self, temperature: float) -> list[list[int]]:
         if temperature not in self._references:
             case = {"drafter": "off", "width": 1, "temperature": temperature, "batch": 1}
-            name = f"reference, T={temperature}"
-            self._references[temperature] = self._answers(
-                self.engines.of("off"), case, self.args.tokens, name, cold=True
+            records = self._answers(
+                self.engines.of("off"), case, self.args.tokens, f"reference, T={temperature}", cold=True
             )
+            self._references[temperature] = [list(record.tokens) for record in records]
         return self._references[temperature]
 
     def _answers(self, engine: Engine, case: dict[str, Any], tokens: int, name: str, *, cold: bool) -> list[RunRecord]:

@@ -43,11 +43,20 @@ def statuses(made: Run) -> dict[str, str]:
 def test_the_processes_of_a_campaign_share_all_cells(processes: int) -> None:
     names = [drafter.partition("=")[0] for drafter in gpu_evidence.DRAFTERS]
     commands = gpu_evidence.campaign(Path("OUT"), processes)
-    shares = [command[command.index("--cells") + 1 : command.index("--output")] for command in commands]
+    shares = [command[command.index("--cells") + 1 : command.index("--references")] for command in commands]
     array = speculation_campaign.cases(names, [1, 8])  # type: ignore[arg-type]
     assert {"draft-model", "eagle"} < set(names)
     assert sorted(int(number) for share in shares for number in share) == list(range(len(array)))
     assert len({command[command.index("--output") + 1] for command in commands}) == len(commands) <= processes
+    (made,) = gpu_evidence.references(Path("OUT"))
+    file = made[made.index("--references") + 1]
+    assert all(command[command.index("--references") + 1] == file for command in commands)
+
+
+def test_some_cells_of_a_campaign() -> None:
+    first, second = gpu_evidence.campaign(Path("OUT"), 2, [51, 3, 70, 52])
+    found = [command[command.index("--cells") + 1 : command.index("--references")] for command in (first, second)]
+    assert sorted(number for share in found for number in share) == ["3", "51", "52", "70"] and all(found)
 
 
 def test_names_of_phases_and_groups() -> None:

@@ -23,11 +23,16 @@ from power_lab.engine.speculation.transaction import Terminal
 
 
 def asked(
-    model: Path, output: Path, cells: list[int], drafters: Sequence[str] = ("ngram",), prompts: int = 3
+    model: Path,
+    output: Path,
+    cells: list[int],
+    drafters: Sequence[str] = ("ngram",),
+    prompts: int = 3,
+    references: Path | None = None,
 ) -> argparse.Namespace:
     return argparse.Namespace(
         model=str(model), device="cpu", threads=2, drafters=list(drafters), prompts=prompts, tokens=24, batches=[1, 8],
-        cells=cells, commit=None, output=output,
+        cells=cells, commit=None, output=output, references=references,
     )  # fmt: skip
 
 
@@ -40,6 +45,22 @@ def test_a_slice_of_the_campaign_is_whole_and_leaves_its_log(smollm2_path: Path,
     assert all(cell["replays"] == 0 for cell in log["cells"])
     assert (log["array"]["version"], log["array"]["drafters"]) == (2, ["ngram"])
     assert log["engine"]["digest"] and "commit" in log["run"]  # empty outside of a repository
+
+
+def test_processes_share_what_requests_alone_say(smollm2_path: Path, tmp_path: Path) -> None:
+    output, file = tmp_path / "log.json", tmp_path / "references.json"
+    assert speculation_campaign.run(asked(smollm2_path, output, [-1], prompts=2, references=file)) == 0
+    read = json.loads(file.read_text())
+    assert [len(said) for said in read["references"].values()] == [2, 2] and not output.exists()
+    assert speculation_campaign.run(asked(smollm2_path, output, [0], prompts=2, references=file)) == 0
+    for said in read["references"].values():
+        said[1][-1] += 1
+    file.write_text(json.dumps(read))
+    assert speculation_campaign.run(asked(smollm2_path, output, [0], prompts=2, references=file)) == 1, (
+        "they are compared"
+    )
+    with pytest.raises(SystemExit, match=r"references.json holds what another engine"):
+        speculation_campaign.run(asked(smollm2_path, output, [0], references=file))
 
 
 def test_drafters_that_no_file_brings_are_made(smollm2_path: Path, tmp_path: Path) -> None:
