@@ -108,6 +108,11 @@ class Step:
 
 def seconds(call: Callable[[int], object], times: int, replays: int = 9) -> float:
     """Of one of `times` calls in a captured graph: median of `replays`."""
+    return replayed(captured(call, times), replays) / times
+
+
+def captured(call: Callable[[int], object], times: int) -> torch.cuda.CUDAGraph:
+    """A graph of calls, replayed once."""
     call(0)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -115,6 +120,11 @@ def seconds(call: Callable[[int], object], times: int, replays: int = 9) -> floa
         for i in range(times):
             call(i)
     graph.replay()
+    return graph
+
+
+def replayed(graph: torch.cuda.CUDAGraph, replays: int) -> float:
+    """Seconds of a replay, the median."""
     taken = []
     for _ in range(replays):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -122,7 +132,7 @@ def seconds(call: Callable[[int], object], times: int, replays: int = 9) -> floa
         graph.replay()
         end.record()
         torch.cuda.synchronize()
-        taken.append(begin.elapsed_time(end) / 1e3 / times)
+        taken.append(begin.elapsed_time(end) / 1e3)
     return statistics.median(taken)
 
 

@@ -52,8 +52,8 @@ COMMIT = (
     "speculation.py",
     "exactness.py",
     "gpu_fla.py",
-    "gpu_hints.py",
     "gpu_sums.py",
+    "gpu_walks.py",
 )  # scripts that put a given commit into their records
 
 Command = list[str]
@@ -96,7 +96,7 @@ def phases(processes: int, only: Sequence[int] = ()) -> dict[str, Phase]:
         "sums": Phase(400, sums, before=sums_kernels),
         "curve": Phase(200, partial(bench, "curve", "speculation.py curve", CURVE)),
         "peers": Phase(560, partial(bench, "peers", "gpu.py", PEERS)),
-        "hints": Phase(200, hints),
+        "walks": Phase(200, walks),
         "fla": Phase(200, fla, ("fla", "einops")),
     }
 
@@ -135,8 +135,8 @@ def fla(out: Path) -> list[Command]:
     return [[*script("bench/gpu_fla.py"), "--output", f"{out}/fla.json"]]
 
 
-def hints(out: Path) -> list[Command]:
-    return [[*script("bench/gpu_hints.py"), "--output", f"{out}/hints.json"]]
+def walks(out: Path) -> list[Command]:
+    return [[*script("bench/gpu_walks.py"), "--output", f"{out}/walks.json"]]
 
 
 def sums(out: Path) -> list[Command]:

@@ -134,7 +134,9 @@ def test_commands_are_told_the_commit_and_the_time(tmp_path: Path) -> None:
     made = Run(tmp_path, 1.0, {}, "abc")
     (curve,) = KNOWN["curve"].commands(tmp_path)
     (monitoring,) = KNOWN["monitoring"].commands(tmp_path)
-    assert made._filled(curve, 100.0)[-2:] == ["--commit", "abc"]
+    (walks,) = KNOWN["walks"].commands(tmp_path)
+    for command in (curve, walks):
+        assert made._filled(command, 100.0)[-2:] == ["--commit", "abc"]
     assert made._filled(monitoring, 100.0) == monitoring  # takes none
     tests = made._filled(KNOWN["tests"].commands(tmp_path)[0], 200.0)
     assert tests[tests.index("--limit") + 1] == "180"

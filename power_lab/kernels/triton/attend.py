@@ -79,13 +79,11 @@ def finish(total, acc):
 def _keys_and_values(
     paged, page, key, low, high,
     D: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, PAGE: tl.constexpr, KV_HEADS: tl.constexpr, MASKED: tl.constexpr,
-    HINTS: tl.constexpr,
 ):  # fmt: skip
     """A page's keys [PAGE, WIDTH] and values [PAGE, VALUES] of a head: 0 beyond D. Values of keys outside of low..high - 1 are 0, since
     they are multiplied by a weight of 0, and may hold anything."""
     keys, values, key_tiles, value_tiles, place = paged
     _, kv_head, column = place
-    FIRST: tl.constexpr = "evict_first" if HINTS & 1 else ""
     there = ((key >= low) & (key < high))[:, None]
     if key_tiles is not None:
         line = (page * KV_HEADS + kv_head) * PAGE
@@ -97,26 +95,25 @@ def _keys_and_values(
         keys += kv_head * (PAGE * D) + start  # in this order pointers take the fewest registers
         values += kv_head * (PAGE * D) + start
         if MASKED:
-            k = tl.load(keys + i * D + d, mask=there & (d < D), other=0.0, eviction_policy=FIRST)
-            return k, tl.load(values + i * D + e, mask=there & (e < D), other=0.0, eviction_policy=FIRST)
+            k = tl.load(keys + i * D + d, mask=there & (d < D), other=0.0)
+            return k, tl.load(values + i * D + e, mask=there & (e < D), other=0.0)
         elif D != WIDTH:
-            k = tl.load(keys + i * D + d, mask=d < D, other=0.0, eviction_policy=FIRST)
-            return k, tl.load(values + i * D + e, mask=e < D, other=0.0, eviction_policy=FIRST)
+            k = tl.load(keys + i * D + d, mask=d < D, other=0.0)
+            return k, tl.load(values + i * D + e, mask=e < D, other=0.0)
         else:
-            k = tl.load(keys + i * D + d, eviction_policy=FIRST)
-            return k, tl.load(values + i * D + e, eviction_policy=FIRST)
+            return tl.load(keys + i * D + d), tl.load(values + i * D + e)
 
 
 @triton.jit
 def tile_of(
     q, paged, page, tile, rules, m, sums, part,
     D: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, PAGE: tl.constexpr, KV_HEADS: tl.constexpr,
-    MASKED: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, HINTS: tl.constexpr, INTERPRET: tl.constexpr,
+    MASKED: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
     """A page of keys and values into the running maximum m [M], sum [M] and weighted values [M, VALUES] of a split."""
     position, factor, cap, low, high, window = rules
     key = tile * PAGE + tl.arange(0, PAGE)
-    k, v = _keys_and_values(paged, page, key, low, high, D, WIDTH, VALUES, PAGE, KV_HEADS, MASKED, HINTS)
+    k, v = _keys_and_values(paged, page, key, low, high, D, WIDTH, VALUES, PAGE, KV_HEADS, MASKED)
     if INTERPRET:
         k, v = k.to(tl.float32), v.to(tl.float32)
     score = tl.dot(q, tl.trans(k))
@@ -220,7 +217,7 @@ def _sweep(
         page, following = following, tl.load(table + tl.minimum(tile + 1, last - 1))  # early: nothing waits for it
         m, sums, part = tile_of(
             q, paged, page, tile, rules, m, sums, part,
-            D, WIDTH, VALUES, PAGE, KV_HEADS, MASKED, WINDOWED, CAPPED, 0, INTERPRET,
+            D, WIDTH, VALUES, PAGE, KV_HEADS, MASKED, WINDOWED, CAPPED, INTERPRET,
         )  # fmt: skip
         if (tile + 1) % TILES == 0:
             peak, total, acc = _fold(peak, total, acc, m, sums, part)

@@ -39,7 +39,6 @@ SCRATCH = 1 << 26  # f32 values that splits' results may take: where a table is 
 # Rows from which on, and pages of a table up to which, each program walks all keys of its group: none of them is long.
 FULL, SHORT = 49, 128
 LONG = 256  # pages of a table from which on it is taken to hold long contexts
-HINTS = 0  # `Plan.hints` for such tables: none before bench/gpu_hints.py has timed them
 LISTED = 1024  # rows that the list's maker reads at a time
 AHEAD = 32  # splits that are read ahead of their fold
 LOG2E = math.log2(math.e)
@@ -57,8 +56,6 @@ class Plan:
         programs: that share the splits of all groups; 0: one program walks all keys of a group.
         stages: tiles of keys and values on their way at once.
         described: tiles are read through tensor descriptors, by the copy engine.
-        hints: to the L2 cache, of programs that share splits. Bit 0: keys and values go first, which Triton 3.6 passes on only where they
-            come neither by descriptors nor in several stages; bit 1: results of splits stay longest.
     """
 
     heads: int
@@ -67,7 +64,47 @@ class Plan:
     programs: int
     stages: int
     described: bool = False
-    hints: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How keys are gone through. It decides time alone.
+
+    Attributes:
+        rows: of a step, from which on it is taken.
+        pages: of its tables, from which on it is taken.
+        whole: one program walks all keys of a group, else their splits are shared out.
+        stages, described: as in `Plan`.
+    """
+
+    rows: int
+    pages: int
+    whole: bool
+    stages: int
+    described: bool = False
+
+
+def ways(head_dim: int) -> tuple[Way, ...]:
+    """Of which a step takes the last that it reaches. Times decide: bench/gpu_walks.py takes them, docs/lab-notes.md has them."""
+    always = Way(1, 1, True, 2), Way(1, 1, False, 1)  # the first: where results of splits do not fit into scratch
+    if head_dim == 256:
+        return *always, Way(1, 1, False, 2, True), Way(9, 1, False, 1), Way(FEW + 1, 1, True, 3, True)
+    if head_dim > 128:
+        return *always, Way(FEW + 1, 1, True, 2)
+    if head_dim == 128:
+        return (
+            *always,
+            Way(1, LONG, False, 2, True),
+            Way(FULL, 1, True, 2),
+            Way(FULL, 16, True, 2, True),  # 1,024 keys
+            Way(FULL, SHORT + 1, False, 1),
+            Way(FULL, LONG, False, 2, True),
+            Way(FEW + 1, 1, True, 2),
+        )
+    full, long = Way(FULL, 1, True, 2), Way(FULL, SHORT + 1, False, 1)
+    if head_dim == 64:
+        return *always, full, Way(FULL, 16, True, 3, True), long, Way(FEW + 1, 1, True, 3, True)
+    return *always, full, long, Way(FEW + 1, 1, True, 2)
 
 
 @lru_cache(maxsize=4096)
@@ -76,14 +113,9 @@ def plan(rows: int, q_heads: int, kv_heads: int, head_dim: int, pages: int) -> P
     group = q_heads // kv_heads
     heads = min(group, LINES)
     blocks = triton.cdiv(group, heads)
-    if not _shared(rows, q_heads, kv_heads, head_dim, pages):
-        described = head_dim in (64, 256) and rows > FEW
-        return Plan(heads, LINES // heads, blocks, 0, 3 if described else 2, described)
-    described = pages >= LONG if head_dim == 128 else head_dim == 256 and rows <= 8
-    programs = min(PROGRAMS, rows * kv_heads * blocks * value_blocks(head_dim) * _splits(pages, head_dim))
-    return Plan(
-        heads, LINES // heads, blocks, programs, 2 if described else 1, described, HINTS if pages >= LONG else 0
-    )
+    way, splits = _way(rows, q_heads, head_dim, pages), _splits(pages, head_dim)
+    programs = 0 if way.whole else min(PROGRAMS, rows * kv_heads * blocks * value_blocks(head_dim) * splits)
+    return Plan(heads, LINES // heads, blocks, programs, way.stages, way.described)
 
 
 def split(head_dim: int) -> int:
@@ -94,14 +126,16 @@ def split(head_dim: int) -> int:
 @lru_cache(maxsize=256)
 def scratch_floats(rows: int, q_heads: int, kv_heads: int, head_dim: int, pages: int) -> int:
     """f32 values of scratch that suffice for every step of up to `rows` rows over tables of `pages` pages."""
-    shared = (n for n in range(1, min(rows, FEW) + 1) if _shared(n, q_heads, kv_heads, head_dim, pages))
+    shared = (n for n in range(1, min(rows, FEW) + 1) if not _way(n, q_heads, head_dim, pages).whole)
     return max((_floats(n, q_heads, head_dim, pages) for n in shared), default=0)
 
 
-def _shared(rows: int, q_heads: int, kv_heads: int, head_dim: int, pages: int) -> bool:
-    if rows >= FULL and pages <= SHORT and head_dim <= 128:
-        return False
-    return rows <= FEW and _floats(rows, q_heads, head_dim, pages) <= SCRATCH
+def _way(rows: int, q_heads: int, head_dim: int, pages: int) -> Way:
+    """The last of `ways` that a step reaches; none that leaves results of splits where scratch may not hold them."""
+    fits = _floats(rows, q_heads, head_dim, pages) <= SCRATCH
+    return next(
+        way for way in reversed(ways(head_dim)) if rows >= way.rows and pages >= way.pages and (way.whole or fits)
+    )
 
 
 def _floats(rows: int, q_heads: int, head_dim: int, pages: int) -> int:
@@ -185,10 +219,10 @@ def attention(
     parts, stats = scratch, scratch[rows * q_heads * splits * width :]
     attend_few[(cut.programs,)](
         queries, *where, keys, values, *tiles, parts, stats, rows, pages, splits, window, *factors, *sizes,
-        triton.next_power_of_2(rows), window > 0, capped, cut.hints, INTERPRET, **options,
+        triton.next_power_of_2(rows), window > 0, capped, INTERPRET, **options,
     )  # fmt: skip
     combine[(rows, q_heads)](
-        batch.positions, parts, stats, sinks, out, splits, window, q_heads, dim, width, keys_of_split, window > 0, AHEAD, cut.hints,
+        batch.positions, parts, stats, sinks, out, splits, window, q_heads, dim, width, keys_of_split, window > 0, AHEAD,
         num_warps=max(1, width // 32), enable_fp_fusion=False, **join,
     )  # fmt: skip
 

@@ -25,25 +25,21 @@ from power_lab.kernels.triton.operand import to_operand
 
 
 @triton.jit
-def _leave(
-    to, column, parts, stats, splits, split, m, sums, part, WIDTH: tl.constexpr, VALUES: tl.constexpr, HINTS: tl.constexpr
-):  # fmt: skip
+def _leave(to, column, parts, stats, splits, split, m, sums, part, WIDTH: tl.constexpr, VALUES: tl.constexpr):
     """A split's result into scratch."""
-    LAST: tl.constexpr = "evict_last" if HINTS & 2 else ""
     at, used = to
     at = at * splits + split
     d = column + tl.arange(0, VALUES)
-    tl.store(stats + 2 * at, m, mask=used, eviction_policy=LAST)
-    tl.store(stats + 2 * at + 1, sums, mask=used, eviction_policy=LAST)
-    tl.store(parts + at[:, None] * WIDTH + d[None, :], part, mask=used[:, None], eviction_policy=LAST)
+    tl.store(stats + 2 * at, m, mask=used)
+    tl.store(stats + 2 * at + 1, sums, mask=used)
+    tl.store(parts + at[:, None] * WIDTH + d[None, :], part, mask=used[:, None])
 
 
 @triton.jit
 def _stretch(
     q, paged, first, last, end, rules, to, parts, stats, splits, m, sums, part,
     D: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, M: tl.constexpr, PAGE: tl.constexpr, TILES: tl.constexpr,
-    KV_HEADS: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, HINTS: tl.constexpr,
-    INTERPRET: tl.constexpr,
+    KV_HEADS: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
     """Tiles first..last - 1: where one ends a split, it is left in scratch, but for the last before `end`."""
     table, _, column = paged[4]
@@ -52,32 +48,29 @@ def _stretch(
         page, following = following, tl.load(table + tl.minimum(tile + 1, last - 1))  # early: nothing waits for it
         m, sums, part = tile_of(
             q, paged, page, tile, rules, m, sums, part,
-            D, WIDTH, VALUES, PAGE, KV_HEADS, MASKED, WINDOWED, CAPPED, HINTS, INTERPRET,
+            D, WIDTH, VALUES, PAGE, KV_HEADS, MASKED, WINDOWED, CAPPED, INTERPRET,
         )  # fmt: skip
         if ((tile + 1) % TILES == 0) & (tile + 1 < end):
-            _leave(to, column, parts, stats, splits, tile // TILES, m, sums, part, WIDTH, VALUES, HINTS)
+            _leave(to, column, parts, stats, splits, tile // TILES, m, sums, part, WIDTH, VALUES)
             m, sums, part = afresh(sums, part, M, VALUES, TILES)
     return m, sums, part
 
 
 @triton.jit
-def _read(at, d, parts, stats, splits, split, last, WIDTH: tl.constexpr, HINTS: tl.constexpr):
+def _read(at, d, parts, stats, splits, split, last, WIDTH: tl.constexpr):
     """What a split left of a pair; nothing from `last` on."""
-    LAST: tl.constexpr = "evict_last" if HINTS & 2 else ""  # the next layer's parts lie in the same place
     here = at * splits + split
-    m = tl.load(stats + 2 * here, mask=split < last, other=LOWEST, eviction_policy=LAST)
-    sums = tl.load(stats + 2 * here + 1, mask=split < last, other=0.0, eviction_policy=LAST)
-    return m, sums, tl.load(parts + here * WIDTH + d, mask=split < last, other=0.0, eviction_policy=LAST)
+    m = tl.load(stats + 2 * here, mask=split < last, other=LOWEST)
+    sums = tl.load(stats + 2 * here + 1, mask=split < last, other=0.0)
+    return m, sums, tl.load(parts + here * WIDTH + d, mask=split < last, other=0.0)
 
 
 @triton.jit
-def _ahead(
-    at, d, parts, stats, splits, split, last, peak, total, acc, WIDTH: tl.constexpr, COUNT: tl.constexpr, HINTS: tl.constexpr
-):  # fmt: skip
+def _ahead(at, d, parts, stats, splits, split, last, peak, total, acc, WIDTH: tl.constexpr, COUNT: tl.constexpr):
     """Fold COUNT splits from `split` on, as far as there are some: all are on their way before the first is folded, in order."""
-    found = (_read(at, d, parts, stats, splits, split, last, WIDTH, HINTS),)
+    found = (_read(at, d, parts, stats, splits, split, last, WIDTH),)
     for i in tl.static_range(1, COUNT):
-        found = found + (_read(at, d, parts, stats, splits, split + i, last, WIDTH, HINTS),)  # noqa: RUF005 (as Triton compiles it)
+        found = found + (_read(at, d, parts, stats, splits, split + i, last, WIDTH),)  # noqa: RUF005 (as Triton compiles it)
     tl.debug_barrier()  # or else the compiler, sparing registers, reads few at a time
     for i in tl.static_range(COUNT):
         m, sums, part = found[i]
@@ -146,7 +139,7 @@ def attend_few(
     Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, PITCH: tl.constexpr,
     D: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, PAGE: tl.constexpr,
     TILES: tl.constexpr, M: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, HEAD_BLOCKS: tl.constexpr,
-    LISTED: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, HINTS: tl.constexpr, INTERPRET: tl.constexpr, PDL: tl.constexpr,
+    LISTED: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, INTERPRET: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """All groups and units, their splits shared out evenly among the programs: each takes the splits that begin in its part of all tiles,
     and leaves their results for `combine`."""
@@ -184,13 +177,13 @@ def attend_few(
                 edge = tl.minimum(tl.maximum((high - (end - first) + 1) // PAGE, from_tile), to_tile)
                 m, sums, part = _stretch(
                     q, paged, from_tile, edge, to_tile, rules, to, parts, stats, splits, m, sums, part,
-                    D, WIDTH, VALUES, M, PAGE, TILES, KV_HEADS, False, WINDOWED, CAPPED, HINTS, INTERPRET,
+                    D, WIDTH, VALUES, M, PAGE, TILES, KV_HEADS, False, WINDOWED, CAPPED, INTERPRET,
                 )  # fmt: skip
             m, sums, part = _stretch(
                 q, paged, edge, to_tile, to_tile, rules, to, parts, stats, splits, m, sums, part,
-                D, WIDTH, VALUES, M, PAGE, TILES, KV_HEADS, True, WINDOWED, CAPPED, HINTS, INTERPRET,
+                D, WIDTH, VALUES, M, PAGE, TILES, KV_HEADS, True, WINDOWED, CAPPED, INTERPRET,
             )  # fmt: skip
-            _leave(to, place[2], parts, stats, splits, first_split + to_split - 1, m, sums, part, WIDTH, VALUES, HINTS)
+            _leave(to, place[2], parts, stats, splits, first_split + to_split - 1, m, sums, part, WIDTH, VALUES)
         at = unit * tiles + begin + size
 
 
@@ -198,7 +191,7 @@ def attend_few(
 def combine(
     positions, parts, stats, sinks, out, splits, window,
     Q_HEADS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, SPLIT: tl.constexpr,
-    WINDOWED: tl.constexpr, AHEAD: tl.constexpr, HINTS: tl.constexpr, PDL: tl.constexpr,
+    WINDOWED: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Fold the splits that a row sees: one row and query head a program."""
     chain.begin(PDL)
@@ -213,10 +206,10 @@ def combine(
     total, acc = tl.zeros((WIDTH,), tl.float32), tl.zeros((WIDTH,), tl.float32)
     split = first
     while split + AHEAD <= last:
-        peak, total, acc = _ahead(pair, d, parts, stats, splits, split, last, peak, total, acc, WIDTH, AHEAD, HINTS)
+        peak, total, acc = _ahead(pair, d, parts, stats, splits, split, last, peak, total, acc, WIDTH, AHEAD)
         split += AHEAD
     while split < last:
-        peak, total, acc = _ahead(pair, d, parts, stats, splits, split, last, peak, total, acc, WIDTH, 4, HINTS)
+        peak, total, acc = _ahead(pair, d, parts, stats, splits, split, last, peak, total, acc, WIDTH, 4)
         split += 4
     total = drained(total, peak, sinks, tl.program_id(1))
     tl.store(out + pair * D + d, to_operand(finish(total, acc), out.dtype.element_ty), mask=d < D)

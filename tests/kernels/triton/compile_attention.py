@@ -69,7 +69,7 @@ def attend(
         constants |= dict.fromkeys(tiles)
     kernel = attend_many
     if cut.programs:
-        constants |= {"LISTED": triton.next_power_of_2(rows), "HINTS": cut.hints}
+        constants |= {"LISTED": triton.next_power_of_2(rows)}
         kernel = attend_few
     built = build(kernel, constants, tiles, num_warps=attention.WARPS, num_stages=cut.stages)
     assert "wgmma.mma_async" in built.asm["ptx"], f"{heads} {cut}: not the matrix unit's own instructions"
@@ -78,7 +78,7 @@ def attend(
 
 def check_attention(record: Recorded) -> None:
     for heads in HEADS:
-        for rows, pages in ((1, PAGES), (1, 16), (8, PAGES), (4096, PAGES)):
+        for rows, pages in ((1, PAGES), (1, 16), (8, PAGES), (64, 4), (64, 16), (4096, PAGES)):
             cut = attention.plan(rows, *heads, pages)
             for rules in ((False, False, False), (True, True, True)) if rows == 1 else ((False, False, False),):
                 shared, _, stack = use = resources(attend(cut, heads, rows, *rules))
@@ -88,23 +88,9 @@ def check_attention(record: Recorded) -> None:
     constants: dict[str, object] = {
         "sinks": None, "Q_HEADS": 32, "D": 128, "WIDTH": 128, "SPLIT": 128, "WINDOWED": False, "AHEAD": attention.AHEAD, "PDL": True,
     }  # fmt: skip
-    for hints in (0, 2):
-        built = build(combine, constants | {"HINTS": hints}, num_warps=4)
-        record.see(f"combine{' hinted' if hints else ''}", resources(built))
-        assert ("L2::evict_last" in built.asm["ptx"]) == bool(hints)
+    record.see("combine", resources(build(combine, constants, num_warps=4)))
     listed: dict[str, object] = {"ROWS": 16, "AT_ONCE": attention.LISTED, "PDL": True}
     record.see("list_groups", resources(build(list_groups, listed, num_warps=4)))
-
-
-def check_hints(record: Recorded) -> None:
-    """What of them reaches the code: another Triton may pass on more, which would be worth its time on a GPU."""
-    heads = (32, 8, 128)
-    for described in (False, True):
-        own = attention.plan(1, *heads, PAGES)
-        built = attend(replace(own, described=described, stages=2 if described else 1, hints=3), heads, 1)
-        record.see(f"attention {heads} hinted{' described' if described else ''}", resources(built))
-        found = tuple(f"L2::evict_{name}" in built.asm["ptx"] for name in ("first", "last"))
-        assert found == (not described, True), f"{'descriptors' if described else 'registers'}: {found}"
 
 
 def check_rotation(record: Recorded) -> None:
@@ -132,7 +118,6 @@ def main() -> None:
     with Recorded("attention") as record:
         check_rotation(record)
         check_attention(record)
-        check_hints(record)
 
 
 if __name__ == "__main__":

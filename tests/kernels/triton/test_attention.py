@@ -138,9 +138,22 @@ def test_plans_do_not_change_bits(case: Case) -> None:
     step = make(case)
     want = attend(case, step, programs=0, described=False)
     assert attend(case, step, programs=0, described=True).equal(want)
-    for programs, described, hints in ((1, False, 0), (3, True, 2), (5, False, 3), (64, True, 0)):
-        found = attend(case, step, programs=programs, described=described, hints=hints)
+    for programs, described in ((1, False), (3, True), (5, False), (64, True)):
+        found = attend(case, step, programs=programs, described=described)
         assert found.equal(want), f"{programs} programs"
+
+
+@pytest.mark.parametrize("heads", [(2, 1, 16), (3, 1, 64), (2, 1, 128), (2, 1, 160), (2, 1, 256)])
+def test_ways_do_not_change_bits(heads: tuple[int, int, int]) -> None:
+    """All that steps of a width may take."""
+    case = Case(((130, 2), (20, 1)), heads=heads)
+    step, ways = make(case), attention.ways(heads[2])
+    found = [
+        attend(case, step, programs=0 if way.whole else 3, stages=way.stages, described=way.described) for way in ways
+    ]
+    assert {way.whole for way in ways} == {False, True}
+    for way, out in zip(ways, found, strict=True):
+        assert out.equal(found[0]), way
 
 
 ROWS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(1, 40)), min_size=1, max_size=6)
@@ -193,11 +206,18 @@ def test_rows_that_nobody_grouped_are_refused() -> None:
         (1, (32, 8, 128), 64, attention.Plan(4, 16, 1, 256, 1)),
         (1, (32, 8, 128), 512, attention.Plan(4, 16, 1, 264, 2, described=True)),
         (8, (32, 8, 128), 16, attention.Plan(4, 16, 1, 264, 1)),
-        (64, (32, 8, 128), 512, attention.Plan(4, 16, 1, 0, 2)),
-        (64, (32, 8, 128), 128, attention.Plan(4, 16, 1, 0, 2)),
+        (64, (32, 8, 128), 512, attention.Plan(4, 16, 1, 0, 2, described=True)),
+        (64, (32, 8, 128), 256, attention.Plan(4, 16, 1, 264, 2, described=True)),
+        (64, (32, 8, 128), 129, attention.Plan(4, 16, 1, 264, 1)),
+        (64, (32, 8, 128), 128, attention.Plan(4, 16, 1, 0, 2, described=True)),
+        (64, (16, 8, 128), 16, attention.Plan(2, 32, 1, 0, 2, described=True)),
+        (64, (32, 8, 128), 15, attention.Plan(4, 16, 1, 0, 2)),
         (48, (32, 8, 128), 128, attention.Plan(4, 16, 1, 264, 1)),
-        (49, (9, 3, 64), 128, attention.Plan(3, 21, 1, 0, 2)),
+        (49, (9, 3, 64), 128, attention.Plan(3, 21, 1, 0, 3, described=True)),
+        (49, (9, 3, 64), 15, attention.Plan(3, 21, 1, 0, 2)),
         (64, (9, 3, 64), 129, attention.Plan(3, 21, 1, 264, 1)),
+        (64, (6, 2, 80), 128, attention.Plan(3, 21, 1, 0, 2)),
+        (64, (2, 1, 160), 4, attention.Plan(2, 32, 1, 264, 1)),
         (64, (4, 1, 256), 4, attention.Plan(4, 16, 1, 264, 1)),
         (16, (4, 1, 256), 4, attention.Plan(4, 16, 1, 128, 1)),
         (8192, (32, 8, 128), 512, attention.Plan(4, 16, 1, 0, 2)),
@@ -212,18 +232,23 @@ def test_plans(rows: int, heads: tuple[int, int, int], pages: int, wanted: atten
     assert wanted.heads * wanted.rows <= attention.LINES and wanted.heads * wanted.head_blocks >= heads[0] // heads[1]
 
 
-def test_hints_are_given_where_contexts_are_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "HINTS", 2)
-    plan = attention.plan.__wrapped__
-    assert plan(1, 32, 8, 128, attention.LONG).hints == 2
-    assert plan(1, 32, 8, 128, attention.LONG - 1).hints == 0
-
-
 def test_scratch_is_bounded_over_all_steps() -> None:
     for heads in ((32, 8, 128), (9, 3, 64), (4, 1, 256)):
         most = max(attention.scratch_floats(rows, *heads, 512) for rows in range(1, 200))
         assert attention.scratch_floats(199, *heads, 512) == most
         assert most <= attention.SCRATCH
+
+
+@given(
+    st.integers(1, 300),
+    st.sampled_from([(32, 8, 128), (9, 3, 64), (4, 1, 256), (6, 2, 80), (2, 1, 160)]),
+    st.integers(1, 5000),
+)
+@settings(max_examples=300, deadline=None)
+def test_scratch_holds_the_splits_of_every_plan(rows: int, heads: tuple[int, int, int], pages: int) -> None:
+    (q_heads, _, dim), plan = heads, attention.plan(rows, *heads, pages)
+    need = rows * q_heads * -(-pages * BLOCK // attention.split(dim)) * (attention._width(dim) + 2)
+    assert plan.programs == 0 or need <= attention.scratch_floats(300, *heads, pages) <= attention.SCRATCH
 
 
 @pytest.mark.timeout(400)

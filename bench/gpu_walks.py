@@ -1,0 +1,161 @@
+"""Attention by registers and by descriptors, where a program walks all keys of a group and where splits are shared out: equal bits first,
+then time.
+
+    PYTHONPATH=. python bench/gpu_walks.py [--output FILE]
+
+What it finds belongs into `attention.ways`. The first arm of a case is the plan that its steps take over tables that are full (an engine's
+tables have room for its whole context, so that short contexts meet plans of wide tables, too). Whole walks are timed by registers, in 2
+stages, and by descriptors, in 2 and 3; shared ones by registers, in 1 stage, and by descriptors, in 2. All arms of a case compute on the
+same caches, in turn, which together are twice the L2 cache. Times are medians of replays of a captured graph, taken in rounds, each arm
+once a round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+import triton
+
+from bench.gpu_attention import (
+    DEVICE,
+    GEMMA,
+    LARGE,
+    QWEN,
+    SMOLLM2,
+    Case,
+    Heads,
+    Step,
+    captured,
+    compile_one,
+    copy_rate,
+    replayed,
+)
+from power_lab.kernels.triton.attention import Plan
+
+FULL = [(64, keys) for keys in (64, 128, 200, 256, 400, 512, 1024)]  # sequences, keys
+FULL += [(50, 200), (100, 200), (100, 1024), (128, 200), (128, 1024)]
+FEW = [(sequences, keys) for keys in (512, 2048) for sequences in (1, 4, 8, 16, 32)]
+CACHES = 1e8  # bytes that are read before a cache comes again
+ROUNDS = 3
+
+Record = dict[str, Any]
+
+
+def cases() -> list[Case]:
+    """One row a sequence, but for the last: 512 rows of a prompt. `part`: walks or shares."""
+    return [
+        *(Case("walks", heads, *size) for heads in (LARGE, SMOLLM2, QWEN, GEMMA) for size in _rows(FULL)),
+        *(Case("shares", heads, *size) for heads in (LARGE, QWEN, SMOLLM2) for size in _rows(FEW)),
+        Case("walks", LARGE, 1, 512, 2048),
+    ]
+
+
+def _rows(sizes: list[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
+    return ((sequences, 1, keys) for sequences, keys in sizes)
+
+
+def arms(case: Case) -> list[Plan]:
+    """The plan that a step takes, then others of the case's part."""
+    own = case.plan
+    programs, ways = (own.programs, ((1, False), (2, True)))
+    if case.part == "walks":
+        programs, ways = 0, ((2, False), (2, True), (3, True))
+    others = [replace(own, programs=programs, stages=stages, described=described) for stages, described in ways]
+    return list(dict.fromkeys([own, *others]))
+
+
+def variants() -> list[Case]:
+    """A case for each kernel that has to be compiled."""
+    found: dict[tuple[Heads, Plan, int], Case] = {}
+    for case in cases():
+        for plan in arms(case):
+            listed = triton.next_power_of_2(len(case.rows)) if plan.programs else 0
+            found.setdefault(
+                (case.heads, replace(plan, programs=min(plan.programs, 1)), listed), replace(case, cut=plan)
+            )
+    return list(found.values())
+
+
+def measure(case: Case, copy: float) -> Iterator[Record]:
+    """All arms of a case. Raises SystemExit where their bits differ."""
+    _, kv_heads, dim = case.heads
+    read = 4 * case.sequences * case.length * kv_heads * dim
+    step = Step(case, max(2, min(256, int(CACHES // read))))
+    plans, times = arms(case), max(20, len(step.caches))
+    want = _attended(step, plans[0])
+    for plan in plans[1:]:
+        if not torch.equal(_attended(step, plan).view(torch.int16), want.view(torch.int16)):
+            raise SystemExit(f"not measured: {_named(case)}: {plan} has other bits than {plans[0]}")
+    graphs = {}
+    for plan in plans:
+        step.case = replace(case, cut=plan)
+        graphs[plan] = captured(step.attend, times)
+    taken: dict[Plan, list[float]] = {plan: [] for plan in plans}
+    for _ in range(ROUNDS):
+        for plan, graph in graphs.items():
+            taken[plan].append(replayed(graph, 9) / times)
+    for plan, rounds in taken.items():
+        median = statistics.median(rounds)
+        yield {
+            "part": case.part, "case": _named(case), "own": plan == plans[0], "plan": asdict(plan),
+            "us": round(1e6 * median, 2), "rounds_us": [round(1e6 * each, 2) for each in rounds],
+            "of_copy": round(read / median / copy, 3),
+        }  # fmt: skip
+
+
+def _named(case: Case) -> Record:
+    return {"heads": case.heads, "sequences": case.sequences, "rows": case.window, "keys": case.length}
+
+
+def _attended(step: Step, plan: Plan) -> torch.Tensor:
+    """What a plan leaves of an output and scratch that were poisoned."""
+    step.out.fill_(torch.nan)
+    step.scratch.fill_(torch.nan)
+    step.case = replace(step.case, cut=plan)
+    out = step.attend().clone()
+    if out.isnan().any():
+        raise SystemExit(f"not measured: {plan} left elements unwritten")
+    return out
+
+
+def said(record: Record) -> str:
+    case, plan = record["case"], record["plan"]
+    what = f"{record['part']} {case['heads']} {case['sequences']}x{case['rows']}@{case['keys']}"
+    how = f"{plan['programs'] or 'whole'} {'described' if plan['described'] else 'registers'} {plan['stages']}"
+    return f"{what:32} {how:18} {'own' * record['own']:3} {record['us']:8.2f} us  {record['of_copy']} of copy"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--commit", help="what is measured, where there is no repository")
+    parser.add_argument("--output", type=Path)
+    args = parser.parse_args()
+    with ProcessPoolExecutor(12, mp_context=get_context("spawn")) as pool:
+        list(pool.map(compile_one, variants()))
+    copy = copy_rate()
+    name = torch.cuda.get_device_name(DEVICE)
+    run = {"command": " ".join(sys.argv), "card": name, "copy": copy, "commit": args.commit}
+    made: list[Record] = []
+    for case in cases():
+        for record in measure(case, copy):
+            made.append(record)
+            print(said(record), flush=True)
+        if args.output:
+            args.output.write_text(json.dumps({"run": run, "records": made}, indent=1) + "\n")
+        torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()
