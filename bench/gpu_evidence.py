@@ -54,6 +54,7 @@ COMMIT = (
     "gpu_fla.py",
     "gpu_sums.py",
     "gpu_walks.py",
+    "gpu_middle.py",
 )  # scripts that put a given commit into their records
 
 Command = list[str]
@@ -94,6 +95,7 @@ def phases(processes: int, only: Sequence[int] = ()) -> dict[str, Phase]:
         "qwen3-8b": Phase(400, partial(bench, "qwen3-8b", "gpu.py", f"qwen3-8b {MODEL}")),
         "long": Phase(200, partial(bench, "long", "gpu.py", LONG)),
         "sums": Phase(400, sums, before=sums_kernels),
+        "middle": Phase(200, middle),
         "curve": Phase(200, partial(bench, "curve", "speculation.py curve", CURVE)),
         "peers": Phase(560, partial(bench, "peers", "gpu.py", PEERS)),
         "walks": Phase(200, walks),
@@ -141,6 +143,10 @@ def walks(out: Path) -> list[Command]:
 
 def sums(out: Path) -> list[Command]:
     return [[*script("bench/gpu_sums.py"), "--output", f"{out}/sums.json"]]
+
+
+def middle(out: Path) -> list[Command]:
+    return [[*script("bench/gpu_middle.py"), "--output", f"{out}/middle.json"]]
 
 
 def sums_kernels(_: Path) -> list[Command]:

@@ -16,7 +16,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from power_lab.kernels.ops import Activation
 from power_lab.kernels.quants import QuantType
-from power_lab.kernels.triton import chain
+from power_lab.kernels.triton import chain, middle
 from power_lab.kernels.triton.paired import paired
 from power_lab.kernels.triton.parts import Parts
 from power_lab.kernels.triton.planes import FORMS, DeviceWeight, Form, arguments
@@ -130,6 +130,14 @@ def _stored_shape(columns: int, cols: int, form: Form, gated: bool, bm: int) -> 
     if columns > 2048 and cols % 256 == 0:
         return Shape(256, 64, bm, 4, 2, 2, lean=columns > 4096)  # whose programs would need a second turn
     return Shape(depth, 128, bm, 8, 3, 2)
+
+
+def between(columns: int, cols: int, gated: bool, rows: int) -> middle.Tiling | None:
+    """As `shape`, of 17 to 128 rows of plain values that the copy engine brings; None where `shape` launches them.
+
+    None everywhere: which tilings are faster, `bench/gpu_middle.py` finds out.
+    """
+    return None
 
 
 def reduction(columns: int, cols: int, gated: bool, stored: bool) -> tuple[int, int]:
@@ -252,7 +260,11 @@ def _launch(
 ) -> None:
     """A product of weights of one type: side by side, or gated."""
     rows, cols = x.shape
-    if rows > NARROW and weights[0].type in FORMS:
+    able, gated = middle.able(rows, cols, weights), activation != NONE
+    if able and (tiling := between(out.shape[1], cols, gated, rows)):
+        splits = reduction(out.shape[1], cols, gated, False)
+        middle.launch(x, weights, out, (work.partials, work.counters), bias, activation, splits, tiling)
+    elif rows > NARROW and weights[0].type in FORMS:
         _launch_panels(x, weights, out, work, bias, activation)
     elif rows > NARROW and cols % 8 == 0:
         _launch_wide(x, weights, out, bias, activation)

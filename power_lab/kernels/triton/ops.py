@@ -42,6 +42,7 @@ from power_lab.kernels.triton import (
     keys,
     linear,
     logprobs,
+    middle,
     moves,
     norm,
     planes,
@@ -448,7 +449,7 @@ class TritonOps:
 
 def settle() -> None:
     """Names of kernels in Triton's cache are the same in every process from here on."""
-    keys.settle(attention, conv, embed, linear, logprobs, moves, norm, recall, resume, rope, sample)
+    keys.settle(attention, conv, embed, linear, logprobs, middle, moves, norm, recall, resume, rope, sample)
 
 
 @contextmanager

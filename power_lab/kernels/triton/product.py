@@ -16,7 +16,7 @@ from power_lab.kernels.triton.operand import to_operand, whole
 
 
 @triton.jit
-def _pick(weights, ITEM: tl.constexpr, tile, BN: tl.constexpr):
+def pick(weights, ITEM: tl.constexpr, tile, BN: tl.constexpr):
     """Item ITEM of the weight that owns this tile of the stacked ones."""
     item = weights[0][ITEM]
     end = tl.cdiv(weights[0][-1], BN)
@@ -27,7 +27,7 @@ def _pick(weights, ITEM: tl.constexpr, tile, BN: tl.constexpr):
 
 
 @triton.jit
-def _place(weights, tile, BN: tl.constexpr):
+def place(weights, tile, BN: tl.constexpr):
     """(first tile, first column) of the weight that owns this tile."""
     first, column = 0, 0
     end, total = 0, 0
@@ -110,7 +110,7 @@ def activate(g, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
-def _store(Out, Bias, acc, beside, at, column, mask, ACTIVATION: tl.constexpr, BIASED: tl.constexpr):
+def store(Out, Bias, acc, beside, at, column, mask, ACTIVATION: tl.constexpr, BIASED: tl.constexpr):
     if ACTIVATION > 0:
         acc = activate(acc, ACTIVATION) * beside
     if BIASED:
@@ -119,7 +119,7 @@ def _store(Out, Bias, acc, beside, at, column, mask, ACTIVATION: tl.constexpr, B
 
 
 @triton.jit
-def _ahead(weight, n, N, K, first, FORM: tl.constexpr, COUNT: tl.constexpr, PDL: tl.constexpr):
+def ahead(weight, n, N, K, first, FORM: tl.constexpr, COUNT: tl.constexpr, PDL: tl.constexpr):
     """Bring what these rows hold from depth `first` on into the L2 cache: COUNT lines of plain values, or the words of COUNT tiles."""
     n = tl.minimum(n, N - 1).to(tl.int64)[:, None]
     if FORM is None:
@@ -158,10 +158,10 @@ def product(
     if GATED:
         one, two, N, first, column = weights[0], weights[1], weights[0][-1], 0, 0
     else:
-        one = _stacked(weights, tile, BN)
+        one = stacked(weights, tile, BN)
         two = one
-        N = _pick(weights, -1, tile, BN)
-        first, column = _place(weights, tile, BN)
+        N = pick(weights, -1, tile, BN)
+        first, column = place(weights, tile, BN)
     n = (tile - first) * BN + tl.arange(0, BN)
     nm = n < N
     r = row * BM + tl.arange(0, BM)
@@ -171,16 +171,16 @@ def product(
     at = r.to(tl.int64)[None, :] * pitch + out_column
     split = tl.program_id(1)
     if AHEAD > 0:
-        _ahead(one, n, N, K, split * span, FORM, AHEAD, PDL)
+        ahead(one, n, N, K, split * span, FORM, AHEAD, PDL)
         if GATED:
-            _ahead(two, n, N, K, split * span, FORM, AHEAD, PDL)
+            ahead(two, n, N, K, split * span, FORM, AHEAD, PDL)
     chain.wait(PDL)
     first_k, end = split * span, tl.minimum(K, (split + 1) * span)
     acc, beside = _sum(
         X, one, two, n, nm, N, r, rm, K, first_k, end, FORM, BN, BM, BK, EVEN, GATED, POLICY, LEAN, INTERPRET
     )
     if SPLITS == 1:
-        _store(Out, Bias, acc, beside, at, out_column, mask, ACTIVATION, BIASED)
+        store(Out, Bias, acc, beside, at, out_column, mask, ACTIVATION, BIASED)
     else:
         size = R.to(tl.int64) * columns
         sums = Partials + r.to(tl.int64)[None, :] * columns + out_column
@@ -198,21 +198,21 @@ def product(
                     total += tl.load(sums + i * size, mask=mask, other=0.0, cache_modifier=".cg")
                     if GATED:
                         total_beside += tl.load(sums + (SPLITS + i) * size, mask=mask, other=0.0, cache_modifier=".cg")
-                _store(Out, Bias, total, total_beside, at, out_column, mask, ACTIVATION, BIASED)
+                store(Out, Bias, total, total_beside, at, out_column, mask, ACTIVATION, BIASED)
                 tl.store(Counters + pid, 0)
 
 
 @triton.jit
-def _stacked(weights, tile, BN: tl.constexpr):
+def stacked(weights, tile, BN: tl.constexpr):
     """The planes of the weight that owns this tile."""
     if len(weights) == 1:
         return weights[0]
     elif len(weights[0]) == 2:
-        return (_pick(weights, 0, tile, BN), 0)
+        return (pick(weights, 0, tile, BN), 0)
     else:
         return (
-            _pick(weights, 0, tile, BN), _pick(weights, 1, tile, BN), _pick(weights, 2, tile, BN), _pick(weights, 3, tile, BN),
-            _pick(weights, 4, tile, BN), 0,
+            pick(weights, 0, tile, BN), pick(weights, 1, tile, BN), pick(weights, 2, tile, BN), pick(weights, 3, tile, BN),
+            pick(weights, 4, tile, BN), 0,
         )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from power_lab.kernels.triton.product import activate, dot
 
 
 @triton.jit
-def _sums(
+def sums(
     X, one, two, n, r, first, last,
     BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, GATED: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
@@ -58,10 +58,10 @@ def wide(
     out = Out + r.to(tl.int64) * pitch + n
     chain.wait(PDL)
     if SPLITS == 1 or HELD:
-        acc, beside = _sums(X, one, two, column, row, 0, tl.minimum(K, span), BN, BM, BK, GATED, INTERPRET)
+        acc, beside = sums(X, one, two, column, row, 0, tl.minimum(K, span), BN, BM, BK, GATED, INTERPRET)
         for s in range(1, SPLITS):
             last = tl.minimum(K, (s + 1) * span)
-            a, b = _sums(X, one, two, column, row, s * span, last, BN, BM, BK, GATED, INTERPRET)
+            a, b = sums(X, one, two, column, row, s * span, last, BN, BM, BK, GATED, INTERPRET)
             acc += a
             beside += b
         if GATED:
@@ -72,7 +72,7 @@ def wide(
     else:
         for s in range(SPLITS):
             last = tl.minimum(K, (s + 1) * span)
-            acc, _ = _sums(X, one, two, column, row, s * span, last, BN, BM, BK, False, INTERPRET)
+            acc, _ = sums(X, one, two, column, row, s * span, last, BN, BM, BK, False, INTERPRET)
             if s > 0:
                 acc += tl.load(out, mask=mask, other=0.0)
             if BIASED:  # noqa: SIM102  one is a constant

@@ -15,8 +15,10 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel
 
+from bench import gpu_middle
 from power_lab.kernels.quants import QuantType, row_bytes
 from power_lab.kernels.triton import linear
+from power_lab.kernels.triton.middle import Tiling, middle
 from power_lab.kernels.triton.planes import FORMS, PLANES, repack
 from power_lab.kernels.triton.product import product
 from power_lab.kernels.triton.wide import wide
@@ -105,6 +107,35 @@ def compiled_wide(
     return resources(kernel)
 
 
+def compiled_middle(t: Tiling, splits: int, activation: int, parts: int, apart: bool = False) -> tuple[int, int, int]:
+    """As `compiled`, of a product of 17 to 128 rows by descriptors."""
+    return resources(middle_kernel(t, splits, activation, parts, apart))
+
+
+def middle_kernel(t: Tiling, splits: int, activation: int, parts: int, apart: bool = False) -> CompiledKernel:
+    constants = {
+        "BN": t.bn, "BM": t.bm, "BK": t.bk, "SPLITS": splits, "HELD": t.held, "ACTIVATION": activation, "BIASED": False, "AHEAD": t.ahead,
+        "APART": apart, "PDL": True, "INTERPRET": False,
+    }  # fmt: skip
+    tile = f"tensordesc<bf16[{t.bn},{t.bk}]>"
+    weights = tuple(signature(QuantType.BF16) for _ in range(2 if activation else parts))
+    types: dict[str, object] = {
+        "X": f"tensordesc<bf16[{t.bm},{t.bk}]>", "one": tile, "two": tile, "three": tile, "weights": weights,
+        "Out": "*bf16" if activation else "*fp32", "Bias": "*fp32", "Partials": "*fp32", "Counters": "*i32", "R": "i32", "K": "i32",
+        "columns": "i32", "pitch": "i32", "span": "i32",
+    }  # fmt: skip
+    aligned = {(i,): ALIGNED for i in (5, 6, 7, 8, 10, 11, 12, 13)}
+    aligned |= {(4, w, i): ALIGNED for w, items in enumerate(weights) for i in range(len(items))}
+    source = ASTSource(
+        fn=middle, signature=types | dict.fromkeys(constants, "constexpr"), constexprs=constants, attrs=aligned
+    )
+    options = {"num_warps": t.warps, "num_stages": t.stages, "enable_fp_fusion": False, "launch_pdl": True}
+    kernel = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    assert "cp.async.bulk.tensor" in kernel.asm["ptx"], "tiles that the copy engine does not bring"
+    assert "wgmma.mma_async" in kernel.asm["ptx"], f"{t}: not the matrix unit's own instructions"
+    return kernel
+
+
 def main() -> None:
     if sys.argv[1:] not in ([], [RENEW]):
         type, rows, columns, cols = QuantType[sys.argv[1]], *map(int, sys.argv[2:5])
@@ -126,6 +157,7 @@ def check(record: Recorded) -> None:
         assert shared <= SHARED, f"wide {case}: {shared} bytes of shared memory"
         between = 256 if case[2] > 1 and not case[4] else 0  # splits, where sums are read back
         assert stack <= between, f"wide {case}: {stack} bytes of registers spilled"
+    check_middle(record)
     for type in (QuantType.BF16, QuantType.F16, *FORMS):
         cases = [(16, 12288, 4096, 1, 1), (128, 4096, 4096, 0, 1)]
         if type in (QuantType.BF16, QuantType.Q4_K):
@@ -140,6 +172,21 @@ def check(record: Recorded) -> None:
             record.see(f"product {type.name} {case}", use)
             assert shared <= SHARED, f"{type.name} {case}: {shared} bytes of shared memory"
             assert stack == 0 or case[0] > 64, f"{type.name} {case}: {stack} bytes of registers spilled"
+
+
+def check_middle(record: Recorded) -> None:
+    """All candidates of `bench/gpu_middle.py`, and stacked weights by one of each shape of tile. Of stages the most counts."""
+    seen: set[object] = set()
+    for (gated, splits), rows in itertools.product(((False, 1), (False, 4), (True, 1)), gpu_middle.ROWS):
+        for t in gpu_middle.candidates(gated, splits, rows):
+            name = f"middle {t.bn} x {t.bm} x {t.bk}, {t.warps} warps, {'gated' if gated else f'splits {splits}'}"
+            shapes = {(t, gated, splits, 1)} | (set() if gated or name in seen else {(t, gated, splits, 3)})
+            for shape in shapes - seen:
+                shared, _, stack = use = compiled_middle(t, splits, int(gated), shape[-1])
+                record.see(name + (", held" if t.held else ""), use)
+                assert shared <= SHARED, f"{name}: {shared} bytes of shared memory"
+                assert stack == 0, f"{name}: {stack} bytes of registers spilled"
+            seen |= shapes | {name}
 
 
 if __name__ == "__main__":

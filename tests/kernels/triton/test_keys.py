@@ -10,12 +10,12 @@ from pathlib import Path
 
 SCRIPT = """
 import json, random, sys
-from power_lab.kernels.triton import attend, attention, conv, embed, linear, logprobs, moves, norm, paired
-from power_lab.kernels.triton import product, rope, sample, share, wide
+from power_lab.kernels.triton import attend, attention, conv, embed, linear, logprobs, middle, moves, norm
+from power_lab.kernels.triton import paired, product, rope, sample, share, wide
 from power_lab.kernels.triton.ops import settle
 from triton.runtime.jit import JITCallable
 
-modules = (attend, attention, conv, embed, linear, logprobs, moves, norm, paired, product, rope, sample, share, wide)
+modules = (attend, attention, conv, embed, linear, logprobs, middle, moves, norm, paired, product, rope, sample, share, wide)
 functions = {f"{f.__module__}.{f.__name__}": f for m in modules for f in vars(m).values() if isinstance(f, JITCallable)}
 if sys.argv[1] == "settled":
     settle()

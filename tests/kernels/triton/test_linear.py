@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from bench import gpu_middle
 from power_lab.kernels import reference
 from power_lab.kernels.ops import Activation
 from power_lab.kernels.quants import QuantType
 from power_lab.kernels.triton import linear as kernels
+from power_lab.kernels.triton import middle
+from power_lab.kernels.triton.middle import Tiling
 from power_lab.kernels.triton.product import combine
 from tests.kernels.triton.matrices import BLOCKS_OF_32, BLOCKS_OF_256, PLAIN, operand, rounded, weight
 
@@ -90,6 +95,72 @@ def test_many_rows_of_stored_codes_in_several_panels(type: QuantType) -> None:
     (given, x), out = activations(130, k, type), poison(130, 70)
     kernels.linear(given, (stored,), out, kernels.Workspace(torch.empty(256 * 40), WORK.counters, WORK.mixed))
     assert_close(out, reference.linear(x, rounded(values, type)), reference.linear(x.abs(), values.abs()))
+
+
+TILINGS = {  # without what does not reach the interpreter
+    replace(tiling, warps=4, stages=3)
+    for gated, splits, rows in itertools.product((False, True), (1, 4), gpu_middle.ROWS)
+    for tiling in gpu_middle.candidates(gated, splits, rows)
+}
+
+
+@pytest.mark.parametrize("rows", [17, 33, 40, 64, 65, 100, 128])
+@pytest.mark.parametrize("tiling", sorted(TILINGS, key=str), ids=str)
+def test_between_few_and_many_rows_bits_are_those_of_product(tiling: Tiling, rows: int) -> None:
+    """Launched as deep and wide, which the interpreter's sums depend on: stacked weights with a bias, splits, gates; ragged N and K."""
+    shape = kernels.Shape(tiling.bk, tiling.bn, tiling.bm, tiling.warps, tiling.stages)
+    for sizes, k, activation in (((70,), 1032, 0), ((66, 5, 9), 136, 0), ((9, 5), 72, 0), ((70, 70), 136, 2)):
+        weights = tuple(weight(QuantType.BF16, n, k, seed=i)[0] for i, n in enumerate(sizes))
+        columns = sizes[0] if activation else sum(sizes)
+        given, _ = activations(rows, k, QuantType.BF16)
+        bias = None if activation else torch.arange(float(columns))
+        splits = kernels.reduction(columns, k, activation > 0, False)
+        assert splits[0] == (3 if k == 1032 else 1) and middle.able(rows, k, weights)
+        want, got = (poison(rows + 1, columns) for _ in range(2))
+        kernels.launch(given, weights, want[:rows], WORK, bias, activation, shape)
+        scratch = WORK.partials, WORK.counters
+        middle.launch(given, weights, got[:rows], scratch, bias, activation, splits, tiling)
+        assert torch.equal(got[:rows], want[:rows]) and not want[:rows].isnan().any()
+        assert got[rows].isnan().all(), "a row behind the output was written"
+        assert not WORK.counters.any(), "counters are left as they were found"
+
+
+def test_sums_of_splits_left_apart_are_those_of_product() -> None:
+    stored, _ = weight(QuantType.BF16, 70, 1304)
+    (given, _), out = activations(40, 1304, QuantType.BF16), poison(40, 70)
+    kernels.launch(given, (stored,), out, WORK, None, 0, kernels.Shape(64, 64, 32, 4, 3), apart=True)
+    sums = WORK.partials[: 3 * out.numel()]
+    want = sums.clone()
+    sums.fill_(torch.nan)
+    scratch, splits = (WORK.partials, WORK.counters), kernels.reduction(70, 1304, False, False)
+    middle.launch(given, (stored,), out, scratch, None, 0, splits, Tiling(64, 32, 64, 4, 3), apart=True)
+    assert torch.equal(sums, want) and out.isnan().all() and not WORK.counters.any()
+
+
+def test_which_rows_go_between(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of 17 to 128 rows of plain values, where a tiling is named; what is launched is what product gives."""
+    launched: list[tuple[int, int]] = []
+
+    def between(columns: int, cols: int, gated: bool, rows: int) -> Tiling:
+        launched.append((rows, cols))
+        return Tiling(64, 32, 64, 4, 3)
+
+    cases = [(QuantType.BF16, rows, 72) for rows in (16, 17, 128, 129)]
+    cases += [(QuantType.BF16, 40, 97), (QuantType.Q8_0, 40, 96)]
+    for type, rows, k in cases:
+        (gate, _), (up, _) = weight(type, 70, k), weight(type, 70, k, seed=1)
+        (given, _), many = activations(rows, k, type), (gate,) * 4
+        found = []
+        for choose in (lambda *_: None, between):
+            monkeypatch.setattr(kernels, "between", choose)
+            gated, out, one = poison(rows, 70), poison(rows, 280), poison(rows, 70)
+            kernels.gate_up(given, gate, up, gated, WORK)
+            kernels.linear(given, many, out, WORK)  # more than a launch takes
+            kernels.linear(given, (up,), one, WORK)
+            found.append((gated, out, one))
+        for before, now in zip(*found, strict=True):
+            assert torch.allclose(now, before, rtol=1e-5, atol=1e-5) and not now.isnan().any()
+    assert launched == [(17, 72)] * 2 + [(128, 72)] * 2
 
 
 def test_many_rows_of_stacked_weights() -> None:
