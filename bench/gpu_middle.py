@@ -50,8 +50,8 @@ def candidates(gated: bool, splits: int, rows: int) -> list[Tiling]:
     """All that may be fast for so many rows, of what Hopper holds.
 
     Tiles of 64 columns make more programs; of 128, X is read half as often. Tiles of half the rows make twice the programs, which share
-    weights in the L2 cache. Stages fill a multiprocessor's shared memory by one program, by two, or by three: then the next kernel's come up
-    beside the last of this one.
+    weights in the L2 cache. Stages fill a multiprocessor's shared memory by one program, by two, or by three: then the next kernel's come
+    up beside the last of this one.
     """
     most = next(bm for bm in (32, 64, 128) if rows <= bm)
     found = []
