@@ -113,6 +113,9 @@ def _told(model: ModelEntry) -> Iterator[str]:
     elif model.fit is not None and model.fit.verdict in ("tight", "too large"):
         fit = model.fit
         yield f"{fit.verdict}: {_bytes(fit.weights)} of weights and {_bytes(fit.pool)} of KV pool, {_bytes(fit.free)} free"
+    if model.draft_layers:
+        layers = "a layer" if model.draft_layers == 1 else f"{model.draft_layers} layers"
+        yield f"besides, {layers} for drafting (MTP): {_count(model.draft_parameters)} parameters"
 
 
 def _place(model: ModelEntry) -> str:

@@ -48,6 +48,7 @@ LISTING = Listing(
         entry("own-model-of-8B"),
         entry("tight", fit=Fit(verdict="tight", weights=18 * GIB, pool=GIB, free=20 * GIB)),
         entry("big", fit=Fit(verdict="too large", weights=40 * GIB, pool=GIB, free=20 * GIB)),
+        entry("drafting", draft_layers=1, draft_parameters=230_000_000),
         entry("<b>&\x1b[31m", source="folder /x", status="damaged: <script>alert(1)</script>\n", fit=None),
     ),
     ("/y: no such folder",),
@@ -82,6 +83,7 @@ def test_the_text_says_what_a_row_cannot() -> None:
     assert "      not here yet: power-lab models add smollm2" in lines
     assert "      tight: 18.0 GiB of weights and 1.0 GiB of KV pool, 20.0 GiB free" in lines
     assert "      too large: 40.0 GiB of weights and 1.0 GiB of KV pool, 20.0 GiB free" in lines
+    assert "      besides, a layer for drafting (MTP): 230M parameters" in lines
     assert "      damaged: <script>alert(1)</script>\N{REPLACEMENT CHARACTER}" in lines
     assert lines[-2:] == [
         "fit: weights and a KV pool of 8,192 tokens in the 20.0 GiB that are free now.",

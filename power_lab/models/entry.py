@@ -20,6 +20,7 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
         status: `ready`, `not here`, or what speaks against loading it, after `unsupported:`, `incomplete:` or `damaged:`;
             "" where nobody looked.
         format: `gguf`, `safetensors` or `pickle`; architecture, parameters, quantisation, context: as its headers state.
+        draft_layers, draft_parameters: of layers for multi-token prediction that it has besides, which are not among `parameters`.
         bytes_by_type: storage type -> bytes; fit: how it would sit in this machine's memory now.
     """
 
@@ -34,6 +35,8 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     format: str = ""
     architecture: str = ""
     parameters: int = 0
+    draft_layers: int = 0
+    draft_parameters: int = 0
     quantisation: str = ""
     bytes_by_type: dict[str, int] = {}
     context: int = 0

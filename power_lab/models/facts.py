@@ -31,7 +31,9 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         problem: why the model cannot be loaded, "" when nothing speaks against it.
         architecture, license: as stated, "" where they are not.
-        parameters: values in all tensors; bytes_by_type: storage type -> bytes, the largest first.
+        parameters: values in all tensors, but for those of `draft_layers` layers for multi-token prediction (MTP, NextN), which have
+            `draft_parameters`; the model answers without them.
+        bytes_by_type: storage type -> bytes, the largest first.
         context: most positions; kv_bytes: bytes of keys and values of one token. Both are 0 where the family is unknown.
     """
 
@@ -39,6 +41,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     architecture: str = ""
     license: str = ""
     parameters: int = 0
+    draft_layers: int = 0
+    draft_parameters: int = 0
     bytes_by_type: dict[str, int] = {}
     context: int = 0
     kv_bytes: int = 0
@@ -127,18 +131,22 @@ def member_files(path: Path) -> tuple[tuple[Path, ...], str]:
 def _stated(checkpoint: Checkpoint) -> Facts:
     from power_lab.engine.models.describe import describe
 
-    problem, context, kv_bytes = "", 0, 0
+    problem, context, kv_bytes, drafts = "", 0, 0, None
     try:
-        spec = describe(checkpoint).spec
+        described = describe(checkpoint)
+        spec, drafts = described.spec, described.nextn
         context, kv_bytes = spec.context, spec.kv_bytes_per_token
     except ModelFileError as error:
         problem = f"unsupported: {_brief(error, checkpoint.path)}"
     by_type = checkpoint.bytes_by_type()
+    apart = drafts.values if drafts is not None else 0  # 0 too where layers are stated of which no tensor is there
     return Facts(
         problem=problem or _untold(by_type) or _unread(checkpoint),
         architecture=printable(checkpoint.architecture[:64]),
         license=checkpoint.license,
-        parameters=sum(checkpoint.source.stored(name).values for name in checkpoint.source.names()),
+        parameters=sum(checkpoint.source.stored(name).values for name in checkpoint.source.names()) - apart,
+        draft_layers=len(drafts.layers) if drafts is not None and apart else 0,
+        draft_parameters=apart,
         bytes_by_type=by_type,
         context=context,
         kv_bytes=kv_bytes,

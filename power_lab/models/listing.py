@@ -121,6 +121,8 @@ def _with_facts(entry: ModelEntry, facts: Facts, free: int) -> ModelEntry:
         status=facts.problem or "ready",
         architecture=facts.architecture,
         parameters=facts.parameters,
+        draft_layers=facts.draft_layers,
+        draft_parameters=facts.draft_parameters,
         quantisation=facts.quantisation,
         bytes_by_type=facts.bytes_by_type,
         context=facts.context,

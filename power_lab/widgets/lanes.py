@@ -58,8 +58,11 @@ def lanes(moments: Sequence[Moment], axis: Axis) -> list[Lane]:
     return [lane for lane in found if lane is not None]
 
 
-def lanes_html(found: Sequence[Lane], axis: Axis) -> str:
-    """The table: a row a lane, and the axis below."""
+def lanes_html(found: Sequence[Lane], axis: Axis, origin: float | None = None) -> str:
+    """The table: a row a lane, and the axis below.
+
+    origin: for lanes that will be drawn anew, the time on a lasting clock at which their own begins: by it the page finds its place again.
+    """
     rows = "".join(_row(lane, axis) for lane in found)
     # Text, and not a picture: the lanes are stretched when one zooms in. Without its style it is still a row of times.
     ticks = "".join(
@@ -68,9 +71,13 @@ def lanes_html(found: Sequence[Lane], axis: Axis) -> str:
     )
     times = f'<div class="pl-axis" style="position:relative;height:1.5em">{ticks}</div>'
     rows += f'<tr><th scope="row"><small>time</small></th><td>{times}</td></tr>'
+    knots = ""
+    if origin is not None:
+        told = ",".join(f"[{origin + at:.5f},{place:.5f}]" for at, place in axis.knots)
+        knots = f'data-knots="[{told}]" '
     return (
         '<div class="pl-lanes pl-scroll" tabindex="0" role="region" aria-label="Timeline" data-lm-suppress-shortcuts="true" '
-        f'style="overflow-x:auto"><table class="pl-lane"><tbody>{rows}</tbody></table></div>'
+        f'{knots}style="overflow-x:auto"><table class="pl-lane"><tbody>{rows}</tbody></table></div>'
     )
 
 

@@ -49,7 +49,7 @@ class SweepChart(View):
         sweep_id: which sweep it is, for plots beside it that lead to the same traces.
     """
 
-    _esm = script("view", "choices", "zoom", "sweep")
+    _esm = script("view", "choices", "zoom", "range", "sweep")
 
     spots = traitlets.List().tag(sync=True)
     sweep_id = traitlets.Unicode().tag(sync=True)

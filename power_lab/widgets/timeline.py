@@ -55,7 +55,10 @@ class Timeline(View):
 
     def _now(self) -> tuple[Moment, ...]:
         if self._read is not None:
-            return of_engine(tuple(self._read())[-self._last :])
+            steps = tuple(self._read())[-self._last :]
+            self._origin = min((one.begin for one in steps), default=0.0)
+            return of_engine(steps)
+        self._origin = None
         return of_run(self._run.record)[-self._last :] if self._run is not None else ()
 
     @property
@@ -116,7 +119,7 @@ class Timeline(View):
             note
             + self._head()
             + self._legends()
-            + lanes_html(found, axis)
+            + lanes_html(found, axis, self._origin)
             + self._notes(axis)
             + _longest(self._moments)
         )

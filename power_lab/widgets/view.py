@@ -8,6 +8,7 @@ stays as it is. Inside ipywidgets layouts the same object is an ordinary widget.
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     import xarray
 
 _STATIC = files("power_lab.widgets") / "static"
+_UNSAID = re.compile(r"^\s*(?://[^\n]*\n|/\*.*?\*/\s*\n)|^\s+|(?<=[;{},)\]]) // [^\n]*$", re.MULTILINE | re.DOTALL)
+"""Of a script: comments and indentation."""
 
 Work = Callable[[CancelToken], None]
 """What a question takes. It asks the token wherever it can end, and gives what it found in `View.settled`."""
@@ -54,8 +57,12 @@ def content_only() -> Iterator[None]:
 
 
 def script(*parts: str) -> str:
-    """A view's script: what all begin with, then its own parts. Each widget carries it, so a view names only those that it needs."""
-    return "".join((_STATIC / f"{part}.js").read_text(encoding="utf-8") for part in ("page", *parts))
+    """A view's script: what all begin with, then its own parts. Each widget carries it, so a view names only those that it needs.
+
+    Comments and indentation stay behind, a quarter of it.
+    """
+    text = "".join((_STATIC / f"{part}.js").read_text(encoding="utf-8") for part in ("page", *parts))
+    return _UNSAID.sub("", text)
 
 
 class View(anywidget.AnyWidget):

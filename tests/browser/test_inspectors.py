@@ -95,6 +95,27 @@ def test_the_lookup_box_says_where_a_pasted_prompt_stops_hitting(explored):
     found.filter(has_text="0 of").wait_for()
 
 
+def test_a_live_timeline_keeps_the_range_that_was_zoomed_into(explored):
+    output = alive(explored, "lab.inspect.timeline")
+    lane, box = output.locator(".pl-lane img").first, output.locator(".pl-lanes")
+    whole, mouse = lane.bounding_box(), explored.page.mouse
+    explored.page.keyboard.down("Shift")
+    mouse.move(whole["x"] + 0.2 * whole["width"], whole["y"] + 5)
+    mouse.down()
+    mouse.move(whole["x"] + 0.45 * whole["width"], whole["y"] + 5, steps=4)
+    mouse.up()
+    explored.page.keyboard.up("Shift")
+    assert lane.bounding_box()["width"] == pytest.approx(4 * whole["width"], rel=0.02)
+    # The page's first question, so that the content is put in place though the engine rests.
+    before = box.evaluate("one => { one.dataset.old = true; return one.scrollLeft; }")
+    output.get_by_role("button", name="Refresh").click()
+    output.locator(".pl-lanes:not([data-old])").wait_for()
+    assert lane.bounding_box()["width"] == pytest.approx(4 * whole["width"], rel=0.02)
+    assert box.evaluate("one => one.scrollLeft") == pytest.approx(before, abs=2)
+    output.get_by_role("button", name="Show all").click()
+    assert lane.bounding_box()["width"] == pytest.approx(whole["width"], rel=0.02)
+
+
 @pytest.mark.parametrize("source", ["lab.inspect.blocks", "lab.inspect.shapes", "lab.inspect.timeline"])
 def test_a_view_of_the_engine_is_refreshed_by_its_button_and_by_itself(explored, source):
     output = alive(explored, source)

@@ -16,6 +16,7 @@ from power_lab.models import CATALOGUE, Listing, ModelEntry, facts, list_models,
 from power_lab.models.facts import Facts
 from power_lab.models.files import ModelFiles
 from power_lab.models.fit import fit_of
+from tests import native, tiny
 from tests.models.trees import MAIN, OLD, contents, gguf, repository, shards
 
 
@@ -75,6 +76,24 @@ def test_every_place_is_listed_with_what_the_headers_say(paths: Paths, saved_fol
         again = resolve(name, paths)
         assert (again.name, again.path) == (name, entry.path)
         assert resolve(str(entry.path), paths).sha256 == again.sha256 and len(again.sha256) == 64
+
+
+@pytest.mark.parametrize("name", ["mimo", "folder", "gguf qwen3"])
+@pytest.mark.parametrize("count", [1, 2])
+def test_layers_that_draft_are_counted_apart(paths: Paths, name: str, count: int) -> None:
+    form = native.FORMS[name]
+    shape = tiny.Shape(kind=form.kind)
+    own = native.tensors(shape, count)
+    drafting = {key for key in own if key.startswith("blk.") and int(key.split(".")[1]) >= shape.layers}
+    for folder, told, kept in [("with", count, own), ("without", 0, {key: own[key] for key in own.keys() - drafting})]:
+        place = paths.others.extra[0] / folder
+        place.mkdir()
+        native.write(place, form, shape, kept, told)
+    found = {entry.path.parent.name if form.gguf else entry.path.name: entry for entry in list_models(paths).models}
+    whole, plain = found["with"], found["without"]
+    assert (whole.draft_layers, plain.draft_layers, plain.draft_parameters) == (count, 0, 0)
+    assert whole.parameters == plain.parameters > 0, "the model as it answers"
+    assert whole.draft_parameters == sum(own[key].size for key in drafting)
 
 
 def test_names_that_meet_are_told_apart_and_stay(paths: Paths) -> None:

@@ -9,9 +9,11 @@ from power_lab.run import Run
 from power_lab.widgets.chances import HINT
 from power_lab.widgets.inspect import Inspect
 from power_lab.widgets.lens import Lens
+from power_lab.widgets.timeline import Timeline
 from tests.factories import block_states, run_record
 from tests.pages import hydrate, load
 from tests.widgets.test_lens import RUN, answer
+from tests.widgets.test_timeline import step
 
 
 class Lab:
@@ -281,6 +283,107 @@ def test_a_range_of_a_timeline_is_zoomed_into_and_left_again(page, inspect):
     assert page.evaluate(wide) == pytest.approx(begin)
 
 
+def ring(count, since=0):
+    """An engine's steps `since` to `count`, 10 ms each; the clock began long ago."""
+    return tuple(step(at, 5000 + at * 0.01, 5000.009 + at * 0.01) for at in range(since, count))
+
+
+@pytest.fixture
+def engine(page):
+    """A live timeline whose steps the test tells: `told(steps)` is what the kernel answers."""
+    steps = [ring(100)]
+    view = Timeline(lambda: steps[0], live=True)
+    hydrate(page, view)
+
+    def told(now):
+        steps[0] = now
+        page.evaluate("html => model.answer({kind: 'body', html})", view.renew())
+
+    yield told
+    view.close()
+
+
+SEEN = """() => { const box = document.querySelector(".pl-lanes"), lane = box.querySelector("img").getBoundingClientRect();
+  const labels = box.scrollLeft + lane.left - box.getBoundingClientRect().left;
+  return [box.scrollLeft / lane.width, (box.scrollLeft + box.clientWidth - labels) / lane.width]; }"""
+"""Shares of the lanes, from where to where they are seen."""
+
+
+def drag_range(page, low, high, *, release=True):
+    """With Shift, over shares of the lanes where all are seen."""
+    lane = page.locator(".pl-lane img").first.bounding_box()
+    page.keyboard.down("Shift")
+    page.mouse.move(lane["x"] + low * lane["width"], lane["y"] + 5)
+    page.mouse.down()
+    page.mouse.move(lane["x"] + high * lane["width"], lane["y"] + 5, steps=3)
+    if release:
+        page.mouse.up()
+    page.keyboard.up("Shift")
+
+
+def test_a_live_timeline_keeps_the_range_while_steps_come_and_go(page, engine):
+    assert page.evaluate(SEEN)[1] >= 1, "all of it fits beside the labels"
+    drag_range(page, 0.5, 0.75)
+    engine(ring(200))
+    assert page.evaluate(SEEN) == pytest.approx([0.25, 0.375], abs=0.003), "the same steps, of twice as many"
+    before = page.evaluate(SEEN)
+    for count in range(201, 240):
+        engine(ring(count))
+    engine(ring(200))
+    assert page.evaluate(SEEN) == pytest.approx(before, abs=0.001), "it does not drift"
+    engine(ring(240, since=40))
+    assert page.evaluate(SEEN) == pytest.approx([0.05, 0.175], abs=0.003), "the ring has forgotten what came first"
+    page.focus(".pl-lanes")
+    page.keyboard.press("Escape")
+    assert page.evaluate(SEEN) == pytest.approx([0, 1], abs=0.003), "all of them, also those that came since"
+    engine(ring(250, since=40))
+    assert page.evaluate(SEEN) == pytest.approx([0, 1], abs=0.003)
+    page.get_by_role("button", name="Zoom in").click()
+    engine(ring(260, since=40))
+    assert page.evaluate(SEEN)[1] < 0.8
+    page.get_by_role("button", name="Show all").click()
+    engine(ring(270, since=40))
+    assert page.evaluate(SEEN) == pytest.approx([0, 1], abs=0.003)
+
+
+def test_who_looks_at_the_end_of_a_live_timeline_sees_what_comes(page, engine):
+    drag_range(page, 0.75, 1)
+    engine(ring(200))
+    assert page.evaluate(SEEN) == pytest.approx([0.875, 1], abs=0.003)
+    engine((*ring(200), step(200, 5060, 5060.009)))  # a long pause is cut out of the axis
+    low, high = page.evaluate(SEEN)
+    assert high == pytest.approx(1, abs=0.003) and low < 1
+    page.evaluate("document.querySelector('.pl-lanes').scrollLeft = 0")
+    before = page.evaluate(SEEN)
+    engine((*ring(200), step(200, 5060, 5060.009), step(201, 5060.01, 5060.019)))
+    assert page.evaluate(SEEN)[0] == pytest.approx(before[0], abs=0.003), "who went away from it is left there"
+
+
+def test_an_answer_waits_for_the_pointer_and_keeps_what_was_opened(page, engine):
+    page.evaluate("() => { document.querySelector('details').open = true; }")
+    drag_range(page, 0.2, 0.6, release=False)
+    engine(ring(200))
+    assert page.locator(".pl-range").count() == 1, "nothing is taken away below a drag"
+    page.mouse.up()
+    assert page.evaluate(SEEN) == pytest.approx([0.2, 0.6], abs=0.01)
+    button = page.get_by_role("button", name="Zoom out")
+    button.focus()
+    engine(ring(201))
+    assert page.evaluate(SEEN) == pytest.approx([0.1, 0.3], abs=0.01)
+    assert page.evaluate("document.querySelector('details').open")
+    assert page.evaluate("document.activeElement.title") == "Zoom out"
+    assert button.evaluate("one => one.tabIndex") == 0
+    sent = page.evaluate("model.sent.length")
+    page.uncheck(".pl-live input")
+    lane = page.locator(".pl-lane img").first.bounding_box()
+    page.mouse.move(lane["x"] + 300, lane["y"] + 5)
+    page.mouse.down()
+    engine(ring(300))
+    page.mouse.up()
+    page.clock.run_for(1100)
+    assert page.evaluate("model.sent.length") == sent + 1, "a snapshot that came meanwhile is asked for again"
+
+
 def test_a_lens_walks_by_buttons_and_its_content_is_replaced(page):
     view = Lens(answer, RUN)
     hydrate(page, view)
@@ -341,7 +444,7 @@ def test_what_is_pointed_at_is_asked_for_once_and_late(page, inspect):
     hydrate(page, view)
     token, refused = page.locator("tbody .pl-accepted").first, page.locator("tbody .pl-rejected[data-at]").first
     line, sent = page.locator(".pl-detail"), "model.sent"
-    over = "one => one.dispatchEvent(new PointerEvent('pointerover', {bubbles: true}))"
+    over = "(one, at) => one.dispatchEvent(new PointerEvent('pointerover', {bubbles: true, clientX: at}))"
     page.evaluate(
         f"(all) => all.forEach({over})", [token.element_handle(), refused.element_handle()]
     )  # with no time between

@@ -11,6 +11,7 @@ from power_lab.tuning.sweep import sweep
 from tests.pages import hydrate
 from tests.tuning.fakes import FakeLab
 from tests.widgets.answers import asked
+from tests.widgets.test_page import SEEN, drag_range
 
 SHOWN = {
     "table": lambda found: found.show(),
@@ -60,9 +61,12 @@ def test_one_click_from_a_point_to_its_trace(page, view, monkeypatch):
     assert page.evaluate("model.sent.at(-1).what") == "timeline"
     play(page, view, monkeypatch)
     assert panel.locator(".pl-lanes").count() == 1
+    drag_range(page, 0.25, 0.75)
+    assert page.evaluate(SEEN) == pytest.approx([0.25, 0.75], abs=0.02)
     panel.get_by_text("Prompt 1", exact=True).click()
     assert page.evaluate("model.sent.at(-1).prompt") == 1
     play(page, view, monkeypatch)
+    assert page.evaluate(SEEN)[1] >= 1, "other lanes are shown whole"
     found = Axe().run(page, context=".power-lab").response["violations"]
     assert [(one["id"], one["nodes"][0]["html"][:120]) for one in found] == []
     panel.get_by_text("Close", exact=True).click()

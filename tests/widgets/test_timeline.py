@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from itertools import pairwise
 
 import jsonschema
@@ -229,6 +230,14 @@ def test_a_refresh_reads_again_and_a_gone_engine_keeps_the_last_picture(monkeypa
     assert len(view.moments) == 4
     assert not Timeline(run=Run(run_record(5))).refreshable
     view.close()
+
+
+def test_lanes_that_are_drawn_anew_say_where_their_axis_lies_on_the_engines_clock() -> None:
+    told = re.search(r'data-knots="([^"]+)"', Timeline(lambda: STEPS).body())
+    assert told is not None
+    knots = json.loads(told[1])
+    assert knots[0] == [100, 0] and knots[-1] == [160.15, 1] and [knot[0] for knot in knots[1:3]] == [100.13, 160.13]
+    assert "data-knots" not in Timeline(run=Run(run_record(20))).body()
 
 
 def test_a_runs_timeline_says_that_it_is_a_finished_record() -> None:

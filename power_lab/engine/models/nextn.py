@@ -59,6 +59,7 @@ class NextN:
         source: their tensors by canonical names.
         hidden_first, normed_hidden, normed_chain: see `Layout`.
         fault: why Power Lab cannot draft with them, though the model runs; else empty.
+        values: in all tensors of theirs.
     """
 
     layers: tuple[LayerSpec, ...]
@@ -68,6 +69,7 @@ class NextN:
     normed_hidden: bool = True
     normed_chain: bool = True
     fault: str = ""
+    values: int = 0
 
 
 def of_gguf(
@@ -85,7 +87,11 @@ def of_gguf(
     rest, apart = source.split(f"blk.{first + k}." for k in range(count))
     layers = whole.layers[first:]
     fault = _fault(layers, first, apart.names())
-    return replace(whole, layers=whole.layers[:first]), rest, NextN(layers, first, apart, fault=fault)
+    return (
+        replace(whole, layers=whole.layers[:first]),
+        rest,
+        NextN(layers, first, apart, fault=fault, values=_values(apart)),
+    )
 
 
 def of_folder(
@@ -120,7 +126,12 @@ def of_folder(
         layout.normed_hidden,
         layout.normed_chain,
         fault or _fault(layers, first, renamed.names()),
+        _values(apart),
     )
+
+
+def _values(source: FileSource) -> int:
+    return sum(source.stored(name).values for name in source.names())
 
 
 def _like(config: Metadata, spec: ModelSpec, count: int) -> tuple[tuple[int, ...], str]:

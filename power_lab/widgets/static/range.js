@@ -1,10 +1,5 @@
 // Ranges of lanes: drag with Shift held and the range fills the box; Escape or a double click goes back.
 
-/** Width in px of the labels that lanes begin behind. */
-function labels(box) {
-  return box.scrollLeft + box.querySelector("img").getBoundingClientRect().left - box.getBoundingClientRect().left;
-}
-
 /** Drag with Shift held: `chosen` is told both ends, along the content. Escape lets go. */
 function choose(box, signal, chosen) {
   const on = (name, act) => box.addEventListener(name, act, { signal, capture: true }); // before panning
@@ -38,8 +33,7 @@ function choose(box, signal, chosen) {
     to = at;
     box.setPointerCapture(event.pointerId);
     box.append(band);
-    band.style.left = `${Math.min(from, to)}px`;
-    band.style.width = `${Math.abs(to - from)}px`;
+    Object.assign(band.style, { left: `${Math.min(from, to)}px`, width: `${Math.abs(to - from)}px` });
   });
   on("pointerup", () => {
     if (to !== null && to !== from) chosen(Math.min(from, to), Math.max(from, to));
@@ -58,18 +52,19 @@ function choose(box, signal, chosen) {
 dressings.push((body, model, signal) => {
   const box = body.querySelector(".pl-lanes");
   if (!box) return;
-  const before = []; // ranges were chosen: [factor, left]
+  const { before } = kept.get(body); // ranges were chosen: the spans seen till then, null for all
   const fill = (low, high) => {
-    const left = labels(box), seen = box.clientWidth - left, old = zoomOf(box);
-    const next = bounded((old * seen) / (high - low));
-    before.push([old, box.scrollLeft]);
-    zoomTo(box, next, ((low + high) / 2 - left) * (next / old) - seen / 2);
+    const left = labels(box), wide = widthOf(box);
+    before.push(zoomOf(box) === 1 ? null : spanOf(box));
+    showSpan(box, [low, high].map((end) => across(box, (end - left) / wide, 1, 0)));
   };
   const back = () => {
     if (zoomOf(box) === 1) before.length = 0; // all is shown
+    if (!before.length) return false;
     const last = before.pop();
-    if (last) zoomTo(box, ...last);
-    return last;
+    if (last) showSpan(box, last);
+    else zoomTo(box, 1, 0);
+    return true;
   };
   choose(box, signal, fill);
   box.addEventListener("dblclick", back, { signal });
@@ -79,5 +74,5 @@ dressings.push((body, model, signal) => {
     event.stopPropagation();
   }, { signal });
   box.previousElementSibling.lastChild.textContent =
-    "drag or arrow keys to pan, Ctrl + wheel or + − 0 to zoom, Shift + drag to zoom into a range, Esc or double click to go back";
+    "drag or arrow keys to pan, Ctrl + wheel or + − 0 to zoom, Shift + drag for a range, Esc or double click to go back";
 });

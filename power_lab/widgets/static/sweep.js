@@ -6,7 +6,6 @@ extras.push((root, body, model, signal) => {
   panel.setAttribute("role", "group"); // not a landmark: a page may have several
   panel.setAttribute("aria-label", "Trace of a point");
   body.append(panel);
-  const made = [panel];
   const asked = { point: -1, prompt: 0, what: "acceptance" };
   let waiting = 0;
 
@@ -15,8 +14,7 @@ extras.push((root, body, model, signal) => {
     clearTimeout(waiting);
     panel.hidden = false;
     if (!panel.children.length) panel.textContent = "Asking the kernel";
-    const late = () => say("No answer from the kernel: busy or gone.");
-    waiting = setTimeout(late, PATIENCE);
+    waiting = setTimeout(say, PATIENCE, "No answer from the kernel: busy or gone.");
     try {
       model.send({ kind: "trace", ...asked });
     } catch {
@@ -117,7 +115,6 @@ extras.push((root, body, model, signal) => {
     }, { signal });
     plot.append(spot);
     places.push(spot);
-    made.push(spot);
   }
   for (const cell of body.querySelectorAll("td.pl-number[data-measured]")) {
     const words = cell.textContent;
@@ -140,6 +137,6 @@ extras.push((root, body, model, signal) => {
   signal.addEventListener("abort", () => {
     clearTimeout(waiting);
     model.off("msg:custom", answer);
-    for (const node of made) node.remove();
+    for (const node of [panel, ...places]) node.remove();
   });
 });

@@ -102,6 +102,10 @@ function live(root, body, model, signal) {
   let asked = 0; // when the question without an answer was put
   let sent = 0;
   let inView = true;
+  let pressed = false; // what is dragged or clicked is not taken away meanwhile
+  body.addEventListener("pointerdown", () => (pressed = true), { signal, capture: true });
+  for (const name of ["pointermove", "pointerup", "pointercancel"])
+    addEventListener(name, (event) => (pressed &&= event.buttons > 0), { signal, capture: true });
   // Only changes are written, so that a screen reader hears of a new state and not of every second.
   const say = (text, bad) => {
     if (status.textContent !== text) status.textContent = text;
@@ -119,7 +123,9 @@ function live(root, body, model, signal) {
   };
   const answer = (message) => {
     asked = 0;
-    if (message.kind === "body") {
+    if (message.kind === "body" && pressed) {
+      if (!toggle.checked) setTimeout(ask, ASK_EVERY); // a live view asks anyway
+    } else if (message.kind === "body") {
       replace(body, message.html);
       say(toggle.checked ? "Updated every second" : `Snapshot from ${new Date().toLocaleTimeString()}`, false);
     } else if (message.kind === "gone") {
@@ -197,21 +203,23 @@ function exports(root, model, signal) {
   });
 }
 
-/** Put new content in place without losing scroll position or focus. */
+/** Put new content in place without losing scroll position, focus or what was opened. */
 function replace(body, html) {
   if (replace.last.get(body) === html) return;
   replace.last.set(body, html);
-  const tops = [...body.querySelectorAll(".pl-scroll")].map((box) => box.scrollTop);
-  const items = [...body.querySelectorAll(`.pl-scroll, ${ITEMS}`)];
-  const focused = items.indexOf(document.activeElement);
+  const all = (selector) => [...body.querySelectorAll(selector)];
+  const boxes = ".pl-scroll, .pl-sideways", places = `.pl-scroll, .pl-tools button, summary, ${ITEMS}`;
+  const spots = all(boxes).map((box) => [box.scrollLeft, box.scrollTop]);
+  const opened = all("details").map((one) => one.open);
+  const focused = all(places).indexOf(document.activeElement);
+  body.dispatchEvent(new Event("pl-replacing"));
   body.innerHTML = html;
+  all("details").forEach((one, index) => (one.open = opened[index] ?? one.open));
+  all(boxes).forEach((box, index) => spots[index] && box.scrollTo(...spots[index]));
   body.dispatchEvent(new Event("pl-replaced"));
-  body.querySelectorAll(".pl-scroll").forEach((box, index) => (box.scrollTop = tops[index] ?? 0));
-  if (focused >= 0) {
-    const item = body.querySelectorAll(`.pl-scroll, ${ITEMS}`)[focused];
-    if (item && !item.hasAttribute("tabindex")) item.tabIndex = -1;
-    item?.focus({ preventScroll: true });
-  }
+  const item = all(places)[focused];
+  if (item?.matches(ITEMS)) item.tabIndex = -1;
+  item?.focus({ preventScroll: true });
 }
 replace.last = new WeakMap();
 
