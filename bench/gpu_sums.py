@@ -55,6 +55,7 @@ Record = dict[str, Any]
 
 TYPES = tuple(QuantType[name] for name in ("BF16", "Q8_0", "Q6_K", "Q4_K", "Q4_0"))
 ROWS = (1, 4, 8, 16, 24, 32, 64, 128)
+BATCHES = (1, 4, 8, 16, 64)
 CHECKED = (1, 2, 3, 5, 8, 16, 17, 31, 33, 64, 65, 100, 128, 129, 300)
 MOST = max(CHECKED)
 STEP, CONTEXT = "qwen3-0.6b", 512
@@ -241,16 +242,16 @@ def sides(times: list[float]) -> tuple[float, float]:
 
 def step(loaded: Loaded, ops: TritonOps, rate: float) -> Iterator[Record]:
     """Decode steps, whole, and their graphs alone; before them, whether captured steps have said the same."""
-    found: dict[int, list[Record]] = {batch: [] for batch in ROWS}
+    found: dict[int, list[Record]] = {batch: [] for batch in BATCHES}
     texts: list[Any] = []
     for apart in ORDER:
         ops.apart = apart
         bench = Bench(
-            loaded, "cuda", rate, 1.0, prompt=PROMPT, count=COUNT, batch=max(ROWS), prefill=PROMPT, context=CONTEXT
+            loaded, "cuda", rate, 1.0, prompt=PROMPT, count=COUNT, batch=max(BATCHES), prefill=PROMPT, context=CONTEXT
         )
-        for batch in ROWS:
+        for batch in BATCHES:
             found[batch].append(bench.decode(batch))
-        texts.append([record.tokens for record in bench._requests(max(ROWS), 0)])
+        texts.append([record.tokens for record in bench._requests(max(BATCHES), 0)])
         bench.close()
         torch.cuda.synchronize()  # a step that was begun ahead runs on a stream of its own
     yield {
@@ -276,7 +277,7 @@ def rehearse(ops: TritonOps) -> None:
         for rows, apart, biased in itertools.product(CHECKED, (False, True), (False, True)):
             pair.launch(rows, pair.weights[0], biased=biased, apart=apart)
     model = random_model(STEP, ops, "meta", CONTEXT).model
-    config = EngineConfig(step_tokens=PROMPT, max_batch=max(ROWS), prefix_cache=False)
+    config = EngineConfig(step_tokens=PROMPT, max_batch=max(BATCHES), prefix_cache=False)
     for apart in (False, True):
         ops.apart = apart
         rehearse_model(model, bounds(config, CONTEXT))

@@ -100,7 +100,7 @@ def test_steps_are_compared_and_told_both_ways(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     loaded: Any = None
     same, *times = gpu_sums.step(loaded, ops, 1e12)
-    assert not same["different"] and [time["batch"] for time in times] == list(gpu_sums.ROWS)
+    assert not same["different"] and [time["batch"] for time in times] == list(gpu_sums.BATCHES)
     assert (times[1]["off_ms"], times[1]["on_ms"], times[1]["runs_ms"]) == (4, 2, [4, 2, 2, 4])
     FakeBench.wrong = True
     assert next(iter(gpu_sums.step(loaded, ops, 1e12)))["different"]

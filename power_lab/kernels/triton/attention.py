@@ -87,24 +87,37 @@ class Way:
 def ways(head_dim: int) -> tuple[Way, ...]:
     """Of which a step takes the last that it reaches. Times decide: bench/gpu_walks.py takes them, docs/lab-notes.md has them."""
     always = Way(1, 1, True, 2), Way(1, 1, False, 1)  # the first: where results of splits do not fit into scratch
+    if head_dim == 128:
+        return (
+            Way(1, 1, True, 2, True),
+            Way(1, 1, False, 2, True),
+            Way(FULL, 1, True, 2, True),
+            Way(FULL, SHORT + 1, False, 2, True),
+            Way(FEW + 1, 1, True, 2, True),
+        )
     if head_dim == 256:
-        return *always, Way(1, 1, False, 2, True), Way(9, 1, False, 1), Way(FEW + 1, 1, True, 3, True)
+        few = Way(1, 1, False, 2, True), Way(9, 1, False, 1)
+        return (
+            *always,
+            *few,
+            Way(FULL, 1, True, 3, True),
+            Way(FULL, SHORT + 1, False, 1),
+            Way(FEW + 1, 1, True, 3, True),
+        )
     if head_dim > 128:
         return *always, Way(FEW + 1, 1, True, 2)
-    if head_dim == 128:
+    long = Way(FULL, SHORT + 1, False, 1)
+    if head_dim == 64:
+        whole = Way(FULL, 1, True, 3, True)
         return (
             *always,
             Way(1, LONG, False, 2, True),
-            Way(FULL, 1, True, 2),
-            Way(FULL, 16, True, 2, True),  # 1,024 keys
-            Way(FULL, SHORT + 1, False, 1),
+            whole,
+            long,
             Way(FULL, LONG, False, 2, True),
-            Way(FEW + 1, 1, True, 2),
+            Way(FEW + 1, 1, True, 3, True),
         )
-    full, long = Way(FULL, 1, True, 2), Way(FULL, SHORT + 1, False, 1)
-    if head_dim == 64:
-        return *always, full, Way(FULL, 16, True, 3, True), long, Way(FEW + 1, 1, True, 3, True)
-    return *always, full, long, Way(FEW + 1, 1, True, 2)
+    return *always, Way(FULL, 1, True, 2), long, Way(FEW + 1, 1, True, 2)
 
 
 @lru_cache(maxsize=4096)

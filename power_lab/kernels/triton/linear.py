@@ -17,6 +17,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from power_lab.kernels.ops import Activation
 from power_lab.kernels.quants import QuantType
 from power_lab.kernels.triton import chain, middle
+from power_lab.kernels.triton.middle import Tiling
 from power_lab.kernels.triton.paired import paired
 from power_lab.kernels.triton.parts import Parts
 from power_lab.kernels.triton.planes import FORMS, DeviceWeight, Form, arguments
@@ -132,12 +133,25 @@ def _stored_shape(columns: int, cols: int, form: Form, gated: bool, bm: int) -> 
     return Shape(depth, 128, bm, 8, 3, 2)
 
 
-def between(columns: int, cols: int, gated: bool, rows: int) -> middle.Tiling | None:
-    """As `shape`, of 17 to 128 rows of plain values that the copy engine brings; None where `shape` launches them.
-
-    None everywhere: which tilings are faster, `bench/gpu_middle.py` finds out.
-    """
-    return None
+def between(columns: int, cols: int, gated: bool, rows: int) -> Tiling | None:
+    """As `shape`, of 17 to 128 rows of plain values that the copy engine brings; None where `shape` launches them, since that is as fast
+    (`bench/gpu_middle.py`, on an H200) or for logits, which nobody has timed."""
+    large = columns * cols > 1 << 23
+    if columns > 16384:
+        return None
+    if gated:
+        if rows <= 32 or (rows <= 64 and not large):
+            return Tiling(64, 32, 128, 4, 5, 0 if large else 8)
+        return None if large and rows > 64 else Tiling(64, 64, 128, 4, 4, 0 if large else 8)
+    if not large:
+        return Tiling(64, 32, 256, 4, 4) if rows <= 64 else Tiling(64, 64, 256, 4, 3)
+    if cols >= 8192:
+        return Tiling(128, 128, 128, 8, 3) if rows > 64 else None
+    if rows <= 32:
+        return Tiling(64, 32, 256, 4, 4)
+    if rows <= 64 and columns <= 4096:
+        return Tiling(64, 64, 256, 4, 3)
+    return Tiling(64, 128, 128, 4, 4) if rows > 96 else None
 
 
 def reduction(columns: int, cols: int, gated: bool, stored: bool) -> tuple[int, int]:
@@ -199,7 +213,7 @@ def _launch_apart(
     one = rows <= NARROW and splits > 1 and all(w.type == type for w in weights)
     apart = one and (left(splits, rows) if parts.apart is None else parts.apart)
     parts.splits, parts.bias = (splits, bias) if apart else (1, None)
-    if apart:
+    if apart and not _launch_between(x, weights, parts.out, work, None, NONE, apart=True):
         s = shape(columns, cols, type, False, rows)
         launch(x, weights, parts.out, work, None, NONE, s, apart=True)
     return apart
@@ -209,9 +223,9 @@ def left(splits: int, rows: int) -> bool:
     """Whether the sums of so many splits are left to what reads them, where that can add them (`Parts`).
 
     Measured with the reader on an H200 (`bench/gpu_sums.py`): up to 4 splits that saves 0.1 to 1 us of a pair, of 8 up to 16 rows it costs
-    0.1 to 3 us, of 8 and 64 rows it saves 0.1 to 3.
+    0.1 to 3 us, of 8 and 64 or 128 rows it saves 0.4 to 6; between them it depends on the reader.
     """
-    return splits <= 4 or rows > 16
+    return splits <= 4 or rows > 32
 
 
 def gate_up(
@@ -260,11 +274,9 @@ def _launch(
 ) -> None:
     """A product of weights of one type: side by side, or gated."""
     rows, cols = x.shape
-    able, gated = middle.able(rows, cols, weights), activation != NONE
-    if able and (tiling := between(out.shape[1], cols, gated, rows)):
-        splits = reduction(out.shape[1], cols, gated, False)
-        middle.launch(x, weights, out, (work.partials, work.counters), bias, activation, splits, tiling)
-    elif rows > NARROW and weights[0].type in FORMS:
+    if _launch_between(x, weights, out, work, bias, activation):
+        return
+    if rows > NARROW and weights[0].type in FORMS:
         _launch_panels(x, weights, out, work, bias, activation)
     elif rows > NARROW and cols % 8 == 0:
         _launch_wide(x, weights, out, bias, activation)
@@ -273,6 +285,25 @@ def _launch(
             part, result = x[first : first + NARROW], out[first : first + NARROW]
             s = shape(out.shape[1], cols, weights[0].type, activation != NONE, len(part))
             launch(part, weights, result, work, bias, activation, s)
+
+
+def _launch_between(
+    x: torch.Tensor,
+    weights: tuple[DeviceWeight, ...],
+    out: torch.Tensor,
+    work: Workspace,
+    bias: torch.Tensor | None,
+    activation: int,
+    *,
+    apart: bool = False,
+) -> bool:
+    """The product through the copy engine, if `between` says so: whether it was. apart: as of `launch`."""
+    (rows, cols), columns, gated = x.shape, out.shape[1], activation != NONE
+    tiling = between(columns, cols, gated, rows) if middle.able(rows, cols, weights) else None
+    if tiling is not None:
+        splits, scratch = reduction(columns, cols, gated, False), (work.partials, work.counters)
+        middle.launch(x, weights, out, scratch, bias, activation, splits, tiling, apart)
+    return tiling is not None
 
 
 def launch(

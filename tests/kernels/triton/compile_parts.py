@@ -68,7 +68,7 @@ def check(kernel: CompiledKernel, record: Recorded, of: str, whole: list[str]) -
     record.see(f"{name} {of}", use)
     shared, _, stack = use
     assert shared <= SHARED and stack == 0, f"{name} {of}: spilled, or beyond shared memory"
-    if name == "product":
+    if name in ("product", "middle"):
         assert "atom" not in ptx, f"{name} {of}"
         return
     waited = ptx.index("griddepcontrol.wait")

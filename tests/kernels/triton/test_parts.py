@@ -118,7 +118,7 @@ def test_what_has_no_sums_or_several_products_is_added_by_the_product() -> None:
 
 
 def test_few_sums_are_left_and_many_beside_many_rows() -> None:
-    for splits, rows, left in ((2, 1, True), (4, 16, True), (8, 1, False), (8, 16, False), (8, 17, True)):
+    for splits, rows, left in ((2, 1, True), (4, 16, True), (8, 1, False), (8, 32, False), (8, 33, True)):
         assert linear.left(splits, rows) == left
     (stored, _), (deeper, _) = weight(QuantType.Q4_0, 16, DEEP), weight(QuantType.Q4_0, 16, 4 * DEEP)
     x, _ = operand(normal(2, 4 * DEEP), QuantType.Q4_0)
