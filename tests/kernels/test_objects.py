@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -79,3 +81,38 @@ def test_types_are_prepared_once_and_named(tmp_path: Path) -> None:
     other = NumbaOps(data.CACHE, 1)
     other.linear(data.normal(1, 64), (data.weight(TYPE, 37, 64)[0],), data.poison(1, 37))
     assert np.array_equal(other._row_functions[TYPE].table, ops._row_functions[TYPE].table)
+
+
+FAR = """
+import ctypes
+from power_lab.kernels.numba import machine, objects
+from power_lab.kernels.numba.rows import FORMATS, build, emitters
+from power_lab.kernels.quants import QuantType
+
+PAGE, FAR, NOTHING, MAPPED, FIXED = 4096, 3 << 30, 0, 0x4022, 0x100000
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype, libc.mmap.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+target, type = machine.host(), QuantType.Q2_K
+code, names = objects.compile_module(build(type, target), target), list(emitters(FORMATS[type](target)))
+for pages in (4096, 256, 16, 1):
+    for _ in range(400):
+        libc.mmap(None, pages * PAGE, NOTHING, MAPPED, -1, 0)
+linked = []
+for pages in range(3, 9):
+    gaps = []
+    for _ in range(4):
+        gaps.append(libc.mmap(None, pages * PAGE, NOTHING, MAPPED, -1, 0))
+        assert libc.mmap(gaps[-1] - FAR, FAR, NOTHING, MAPPED | FIXED, -1, 0) == gaps[-1] - FAR, ctypes.get_errno()
+    for gap in gaps:
+        libc.munmap(gap, pages * PAGE)
+    linked.append(objects.Linked(type.name, code, names))
+print(len(linked))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="address space is taken as Linux gives it")
+def test_code_is_linked_where_only_small_gaps_of_the_address_space_are_near_each_other() -> None:
+    """As in a process that a GPU's driver has mapped much into."""
+    done = subprocess.run([sys.executable, "-c", FAR], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (0, "6\n"), done.stderr[-2000:]
