@@ -46,8 +46,8 @@ class Linked:
     """
 
     def __init__(self, name: str, code: bytes, functions: Iterable[str]) -> None:
-        # JITLink puts code and constants into one piece of memory. LLVM's older linker takes what is free for each: where a GPU's driver has
-        # left only small gaps, they come to lie beyond what an instruction reaches, and the process is aborted.
+        # JITLink puts code and constants into one piece of memory. LLVM's older linker takes what is free for each: where a GPU's driver
+        # has left small gaps alone, they come to lie beyond what an instruction reaches, and the process is aborted.
         self._linker = llvm.create_lljit_compiler(use_jit_link=True)
         library = llvm.JITLibraryBuilder().add_object_img(code)
         for function in functions:
