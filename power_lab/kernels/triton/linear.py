@@ -17,7 +17,6 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from power_lab.kernels.ops import Activation
 from power_lab.kernels.quants import QuantType
 from power_lab.kernels.triton import chain, middle
-from power_lab.kernels.triton.middle import Tiling
 from power_lab.kernels.triton.paired import paired
 from power_lab.kernels.triton.parts import Parts
 from power_lab.kernels.triton.planes import FORMS, DeviceWeight, Form, arguments
@@ -131,27 +130,6 @@ def _stored_shape(columns: int, cols: int, form: Form, gated: bool, bm: int) -> 
     if columns > 2048 and cols % 256 == 0:
         return Shape(256, 64, bm, 4, 2, 2, lean=columns > 4096)  # whose programs would need a second turn
     return Shape(depth, 128, bm, 8, 3, 2)
-
-
-def between(columns: int, cols: int, gated: bool, rows: int) -> Tiling | None:
-    """As `shape`, of 17 to 128 rows of plain values that the copy engine brings; None where `shape` launches them, since that is as fast
-    (`bench/gpu_middle.py`, on an H200) or for logits, which nobody has timed."""
-    large = columns * cols > 1 << 23
-    if columns > 16384:
-        return None
-    if gated:
-        if rows <= 32 or (rows <= 64 and not large):
-            return Tiling(64, 32, 128, 4, 5, 0 if large else 8)
-        return None if large and rows > 64 else Tiling(64, 64, 128, 4, 4, 0 if large else 8)
-    if not large:
-        return Tiling(64, 32, 256, 4, 4) if rows <= 64 else Tiling(64, 64, 256, 4, 3)
-    if cols >= 8192:
-        return Tiling(128, 128, 128, 8, 3) if rows > 64 else None
-    if rows <= 32:
-        return Tiling(64, 32, 256, 4, 4)
-    if rows <= 64 and columns <= 4096:
-        return Tiling(64, 64, 256, 4, 3)
-    return Tiling(64, 128, 128, 4, 4) if rows > 96 else None
 
 
 def reduction(columns: int, cols: int, gated: bool, stored: bool) -> tuple[int, int]:
@@ -297,9 +275,9 @@ def _launch_between(
     *,
     apart: bool = False,
 ) -> bool:
-    """The product through the copy engine, if `between` says so: whether it was. apart: as of `launch`."""
+    """The product through the copy engine, if `middle.between` says so: whether it was. apart: as of `launch`."""
     (rows, cols), columns, gated = x.shape, out.shape[1], activation != NONE
-    tiling = between(columns, cols, gated, rows) if middle.able(rows, cols, weights) else None
+    tiling = middle.between(columns, cols, gated, rows) if middle.able(rows, cols, weights) else None
     if tiling is not None:
         splits, scratch = reduction(columns, cols, gated, False), (work.partials, work.counters)
         middle.launch(x, weights, out, scratch, bias, activation, splits, tiling, apart)

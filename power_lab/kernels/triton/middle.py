@@ -126,6 +126,27 @@ def middle(
                 tl.store(Counters + pid, 0)
 
 
+def between(columns: int, cols: int, gated: bool, rows: int) -> Tiling | None:
+    """The launch for 17 to 128 rows and plain weights [columns, cols]; of gated products, columns of one of both. None where `product` is
+    as fast (`bench/gpu_middle.py`, on an H200), or for logits, which nobody has timed."""
+    large = columns * cols > 1 << 23
+    if columns > 16384:
+        return None
+    if gated:
+        if rows <= 32 or (rows <= 64 and not large):
+            return Tiling(64, 32, 128, 4, 5, 0 if large else 8)
+        return None if large and rows > 64 else Tiling(64, 64, 128, 4, 4, 0 if large else 8)
+    if not large:
+        return Tiling(64, 32, 256, 4, 4) if rows <= 64 else Tiling(64, 64, 256, 4, 3)
+    if cols >= 8192:
+        return Tiling(128, 128, 128, 8, 3) if rows > 64 else None
+    if rows <= 32:
+        return Tiling(64, 32, 256, 4, 4)
+    if rows <= 64 and columns <= 4096:
+        return Tiling(64, 64, 256, 4, 3)
+    return Tiling(64, 128, 128, 4, 4) if rows > 96 else None
+
+
 def able(rows: int, cols: int, weights: tuple[DeviceWeight, ...]) -> bool:
     """Whether `launch` can: rows that it is for, plain values whose rows the copy engine can address."""
     return 16 < rows <= 128 and cols % 8 == 0 and len(weights) <= MOST and weights[0].form is None

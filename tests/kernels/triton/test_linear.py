@@ -160,7 +160,7 @@ def test_which_rows_go_between(monkeypatch: pytest.MonkeyPatch) -> None:
         (given, _), many = activations(rows, k, type), (gate,) * 4
         found = []
         for choose in (lambda *_: None, between):
-            monkeypatch.setattr(kernels, "between", choose)
+            monkeypatch.setattr(middle, "between", choose)
             gated, out, one = poison(rows, 70), poison(rows, 280), poison(rows, 70)
             kernels.gate_up(given, gate, up, gated, WORK)
             kernels.linear(given, many, out, WORK)  # more than a launch takes
@@ -169,6 +169,21 @@ def test_which_rows_go_between(monkeypatch: pytest.MonkeyPatch) -> None:
         for before, now in zip(*found, strict=True):
             assert torch.allclose(now, before, rtol=1e-5, atol=1e-5) and not now.isnan().any()
     assert launched == [(17, 72)] * 2 + [(128, 72)] * 2
+
+
+@pytest.mark.parametrize("columns", [70, 576, 4096, 6144, 12288, 16384, 16385])
+@pytest.mark.parametrize("cols", [64, 576, 4096, 12288])
+@pytest.mark.parametrize("gated", [False, True])
+def test_every_tiling_that_is_named_was_compiled_and_timed(columns: int, cols: int, gated: bool) -> None:
+    splits = kernels.reduction(columns, cols, gated, False)[0]
+    for rows in range(17, 129):
+        named = middle.between(columns, cols, gated, rows)
+        known = [
+            replace(one, ahead=0)
+            for one in gpu_middle.candidates(gated, splits, min(r for r in gpu_middle.ROWS if r >= rows))
+        ]
+        assert named is None or replace(named, ahead=0) in known, rows
+        assert named is None or columns <= 16384, "logits were not timed"
 
 
 def test_many_rows_of_stacked_weights() -> None:
