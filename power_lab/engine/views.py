@@ -301,7 +301,7 @@ def explain(config: EngineConfig, loaded: Loaded, pool: PoolPlan, companion: Com
     settings = [
         Decision(
             key=key,
-            value=str(resolved.get(key, getattr(config, key))),
+            value=str(resolved.get(key, getattr(config, key))) or "none",
             owner=owner,
             reason=reasons.get(key) or ("default" if getattr(config, key) == getattr(defaults, key) else "as asked"),
         )

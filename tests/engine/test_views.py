@@ -26,3 +26,8 @@ def test_explain_tells_the_context_that_is_in_force(
     context = next(decision for decision in engine.explain() if decision.key == "context")
     assert (context.value, context.reason) == (value, reason)
     assert context.value == str(engine.context)
+
+
+def test_every_decision_says_its_value(numba_ops: Callable[[int], Ops]) -> None:
+    decisions = {one.key: one.value for one in tiny.engine(tiny.Shape(), numba_ops(2)).explain()}
+    assert all(decisions.values()) and decisions["draft_ranking"] == "none"
