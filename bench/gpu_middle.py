@@ -32,6 +32,7 @@ from power_lab.kernels.quants import QuantType  # noqa: E402
 from power_lab.kernels.triton import linear, middle  # noqa: E402
 from power_lab.kernels.triton.middle import Tiling  # noqa: E402
 from power_lab.kernels.triton.ops import settle  # noqa: E402
+from power_lab.kernels.triton.parts import Parts  # noqa: E402
 from power_lab.kernels.triton.planes import DeviceWeight  # noqa: E402
 
 NAMES = ("8b qkv", "8b o", "8b gu", "8b down", ".6 qkv", ".6 gu", ".6 down")
@@ -106,8 +107,7 @@ class Product:
             scratch = self.work.partials, self.work.counters
             middle.launch(x, weights, out, scratch, None, activation, self.splits, arm.tiling, arm.apart)
         elif arm.apart:
-            s = linear.shape(self.n, self.k, QuantType.BF16, False, rows)
-            linear.launch(x, weights, out, self.work, None, activation, s, apart=True)
+            linear.linear(x, weights, Parts(out, self.work.partials, apart=True), self.work)
         elif self.gated:
             linear.gate_up(x, *weights, out, self.work)
         else:

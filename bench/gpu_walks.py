@@ -57,7 +57,7 @@ def cases() -> list[Case]:
     """One row a sequence, but for the last: 512 rows of a prompt. `part`: walks or shares."""
     return [
         *(Case("walks", heads, *size) for heads in (LARGE, SMOLLM2, QWEN, GEMMA) for size in _rows(FULL)),
-        *(Case("shares", heads, *size) for heads in (LARGE, QWEN, SMOLLM2) for size in _rows(FEW)),
+        *(Case("shares", heads, *size) for heads in (LARGE, QWEN, SMOLLM2, GEMMA) for size in _rows(FEW)),
         Case("walks", LARGE, 1, 512, 2048),
     ]
 

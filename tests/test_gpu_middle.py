@@ -15,7 +15,7 @@ import torch
 
 from bench import gpu_middle
 from bench.gpu_middle import Arm, Product
-from power_lab.kernels.triton.middle import Tiling
+from power_lab.kernels.triton.middle import Tiling, between
 
 ROOT = Path(__file__).parents[1]
 HELD = 232448  # bytes of shared memory that a program can have
@@ -35,10 +35,12 @@ def test_candidates_fit_and_differ(gated: bool, splits: int) -> None:
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two small candidates, whose sums are as deep and as wide as those of the launch now, which the interpreter's bits depend on."""
+    """Two candidates, whose sums are as deep and as wide as those of the launch now, which the interpreter's bits depend on."""
 
     def candidates(gated: bool, splits: int, rows: int) -> list[Tiling]:
-        one = Tiling(64, 64, 64 if gated else 128, 4, 3, gpu_middle.CALLED)
+        now = between(70, 136, gated, rows)
+        assert now
+        one = replace(now, stages=now.stages - 1, ahead=gpu_middle.CALLED)
         return [one, replace(one, held=True)] if splits > 1 else [one]
 
     monkeypatch.setattr(gpu_middle, "candidates", candidates)
