@@ -10,8 +10,10 @@ says what was compared before it. Cases, all by default:
 - parity: with the f32 CPU arithmetic, for files: KL <= 0.002, the likeliest token the same at >= 90 % of the positions.
 - decode: prompts of 128 tokens, 256 new, greedy, no prefix cache. verify: steps of 8 and 16 rows of one request, drafted on the host;
   then in rounds that stay on the device, with drafts that cost nothing. prefill: 4,096 tokens.
-- where: a decode step by operation. peers: transformers on the same geometry with random weights, in processes that are ended after
-  `--patience` seconds; vLLM and llama.cpp as they were recorded elsewhere. fla-core's kernels are in `gpu_fla.py`.
+- where: a decode step by operation.
+- peers, once at the end for all models: transformers on the same geometries with random weights, in processes that get ready side by side
+  and measure one after another, each ended after `--patience` seconds of either; vLLM and llama.cpp as they were recorded elsewhere. With
+  `--cases peers` alone no geometry is opened, only files. fla-core's kernels are in `gpu_fla.py`.
 
 `--context` is the longest request that the engine takes, the model's own with `model`. It decides how wide block tables are, and so how
 attention shares its work: by default a geometry takes only what the measured requests need, a file its own. `--long` lets one request of
@@ -32,7 +34,8 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -74,7 +77,10 @@ def main() -> None:
         "--long", type=int, default=0, help="tokens of the prompt of one request of each batch of `decode`"
     )
     parser.add_argument(
-        "--patience", type=float, default=gpu_peers.PATIENCE, help="seconds after which a peer is ended"
+        "--patience",
+        type=float,
+        default=gpu_peers.PATIENCE,
+        help="seconds that peers have to get ready, and each of them to measure",
     )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--threads", type=int, default=usable_cores(), help="of the CPU that is compared with")
@@ -92,8 +98,14 @@ def main() -> None:
         say(f"{run['card']}: copy {copy / 1e12:.3f} TB/s, bf16 product {matrix / 1e12:.1f} TFLOP/s")
     records: list[Record] = []
     try:
+        geometries: dict[str, str | None] = {}
         for model in args.models:
-            measure(model, args, tuple(floors.values()), records, say)
+            alone = model in GEOMETRIES and args.cases == ["peers"]  # nothing of it is measured here
+            geometries[model] = model if alone else measure(model, args, tuple(floors.values()), records, say)
+            if args.device == "cuda":
+                free()
+        if "peers" in args.cases:
+            measure_peers(geometries, args, records, say)
         say(gpu_table.table(records))
     finally:  # what was measured before a fault is kept
         if args.output:
@@ -116,8 +128,10 @@ def context(text: str) -> int:
 
 def measure(
     model: str, args: argparse.Namespace, floors: tuple[float, ...], records: list[Record], say: Callable[..., None]
-) -> None:
-    """All cases of one model, appended to `records` as they come. Raises SystemExit where its answers are wrong."""
+) -> str | None:
+    """All cases of one model but its peers, appended to `records` as they come.
+
+    Returns the geometry of its peers, if there is one. Raises SystemExit where its answers are wrong."""
 
     checked: list[str] = []  # what was compared and found right so far
 
@@ -163,14 +177,26 @@ def measure(
         bench.close()
     geometry = gpu_peers.geometry_of(loaded.model.spec)
     loaded.model.ops.close()
-    del loaded
-    if args.device == "cuda":
-        free()
-    if "peers" in args.cases and geometry:
-        for record in gpu_peers.records(geometry, args.device, args.patience):
-            keep(record)
-    elif "peers" in args.cases:
-        keep({"phase": "peers", "not_run": "no geometry of bench/geometries.py has these layers"})
+    return geometry
+
+
+def measure_peers(
+    geometries: Mapping[str, str | None], args: argparse.Namespace, records: list[Record], say: Callable[..., None]
+) -> None:
+    """The peers of all models at once, appended to `records` as they come. geometries: of each model, None where it has none."""
+
+    def keep(model: str, record: Record) -> None:
+        records.append({"model": model} | record)
+        say(line(records[-1]))
+
+    for model, geometry in geometries.items():
+        if geometry is None:
+            keep(model, {"phase": "peers", "not_run": "no geometry of bench/geometries.py has these layers"})
+    asked = [geometry for geometry in geometries.values() if geometry is not None]
+    with closing(gpu_peers.records(asked, args.device, args.patience)) as found:
+        for geometry, record in found:
+            for model in (model for model, its in geometries.items() if its == geometry):
+                keep(model, record)
 
 
 def open_model(model: str, args: argparse.Namespace) -> Loaded:

@@ -97,7 +97,7 @@ def phases(processes: int, only: Sequence[int] = ()) -> dict[str, Phase]:
         "sums": Phase(400, sums, before=sums_kernels),
         "middle": Phase(200, middle),
         "curve": Phase(200, partial(bench, "curve", "speculation.py curve", CURVE)),
-        "peers": Phase(560, partial(bench, "peers", "gpu.py", PEERS)),
+        "peers": Phase(480, partial(bench, "peers", "gpu.py", PEERS)),
         "walks": Phase(200, walks),
         "fla": Phase(200, fla, ("fla", "einops")),
     }
@@ -108,7 +108,7 @@ GROUPS = {"models": ("smollm2", "gemma", "qwen3-0.6b", "qwen3-8b", "long")}
 
 MODEL = "--cases bits parity decode verify prefill where"  # everything but peers, which have a phase of their own
 LONG = "qwen3-8b --cases decode --batches 16 64 --context model --long 32768"  # one long request among short ones
-PEERS = "qwen3-8b qwen3-0.6b smollm2-bf16 gemma3-270m-bf16 --cases peers --patience 250"
+PEERS = "qwen3-8b qwen3-0.6b smollm2-bf16 gemma3-270m-bf16 --cases peers --patience 330"
 MONITORING = "--batch 8 --tokens 1000 --pairs 60 --subscribers 1"
 CURVE = "--geometry qwen3-8b --draft-us 100 --acceptances 0.5 0.7 0.8 0.9 0.95 1 --widths 1 3 5 7 11 15"
 SPEED = "--warm-up 8 --repeats 1 --extra 14 --widths 1 3 7 15 31"

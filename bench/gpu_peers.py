@@ -1,8 +1,13 @@
-"""Other engines on the same geometries: transformers measured in a process of its own, vLLM and llama.cpp as recorded elsewhere.
+"""Other engines on the same geometries: transformers measured in processes of its own, vLLM and llama.cpp as recorded elsewhere.
 
-    python bench/gpu_peers.py GEOMETRY eager|static [--device cuda] [--prompt 128] [--count 64]
+    python bench/gpu_peers.py GEOMETRY eager|static [--device cuda] [--prompt 128] [--count 64] [--wait]
 
 prints one JSON record. `static` is `generate` with a static cache, which compiles the decode step.
+
+`records` starts the processes of all geometries at once: they import, make weights, compile and warm up side by side, so the device holds
+the weights of all of them. Only when each is ready, has failed or was ended are they let measure, strictly one after another. For that it
+gives them `--wait`: such a process prints the line `ready` when it is warm and waits for a line from stdin before it measures; one whose
+stdin is closed instead ends without measuring.
 """
 
 from __future__ import annotations
@@ -12,7 +17,10 @@ import json
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +32,16 @@ from power_lab.engine.models.spec import ModelSpec  # noqa: E402
 
 RUNS = 5
 HOW = ("eager", "static")
-PATIENCE = 300.0  # seconds for import, weights, compiling and measuring; 100 were too few on a machine that compiled for others, too
+PATIENCE = 300.0  # seconds for import, weights and compiling beside others, which take turns on few cores; as many again for measuring
+READY = "ready"
+
+Record = dict[str, Any]
 
 VLLM, INVARIANT, LLAMA = "vLLM 0.26.0", "vLLM 0.26.0 batch-invariant", "llama.cpp 0.4.0"
 EAGER, STATIC = "transformers 5.17, eager", "transformers 5.17, static"
 AS_BF16 = {"weights": "the Q4_1 file as bf16"}
 AS_FILE = {"weights": "the Q4_1 file"}
-RECORDED: dict[str, list[dict[str, Any]]] = {
+RECORDED: dict[str, list[Record]] = {
     "qwen3-8b": [
         {"engine": VLLM, "batch": 1, "tokens_per_s": 195.3, "end_to_end_tokens_per_s": 189.0},
         {"engine": VLLM, "batch": 4, "tokens_per_s": 769},
@@ -78,24 +89,101 @@ def geometry_of(spec: ModelSpec) -> str | None:
     return None
 
 
-def records(geometry: str, device: str, patience: float) -> list[dict[str, Any]]:
-    """What transformers reaches now, and what was recorded; an engine that fails or takes longer than `patience` seconds says so."""
-    measured = [_apart(geometry, how, device, patience) for how in HOW]
+def command(geometry: str, how: str, device: str) -> list[str]:
+    return [sys.executable, __file__, geometry, how, "--device", device, "--wait"]
+
+
+def records(
+    geometries: Sequence[str],
+    device: str,
+    patience: float,
+    command: Callable[[str, str, str], Sequence[str]] = command,
+) -> Iterator[tuple[str, Record]]:
+    """For each geometry what transformers reaches now, and what was recorded; each record with its geometry, as soon as there is one.
+
+    Args:
+        geometries: one named twice is measured once.
+        patience: seconds that all have to get ready, and each to measure; an engine that fails or takes longer says so.
+        command: (geometry, how, device) -> the words that start a process.
+
+    Whoever may not read to the end closes the generator (`contextlib.closing`): then no process is left.
+    """
     marked = {"phase": "decode", "recorded_elsewhere": ELSEWHERE}
-    return [*measured, *(marked | record for record in RECORDED.get(geometry, []))]
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        peers: list[Peer] = []
+        for geometry in dict.fromkeys(geometries):
+            for how in HOW:
+                peers.append(Peer(geometry, how, command(geometry, how, device), folder))
+                stack.callback(peers[-1].end)
+        until_ready(peers, patience)
+        for geometry in dict.fromkeys(geometries):
+            yield from ((geometry, peer.measure(patience)) for peer in peers if peer.geometry == geometry)
+            yield from ((geometry, marked | record) for record in RECORDED.get(geometry, []))
 
 
-def _apart(geometry: str, how: str, device: str, patience: float) -> dict[str, Any]:
-    """One measurement in another process, which a slow compiler cannot hold up."""
-    named = {"phase": "decode", "engine": f"transformers, {how}", "batch": 1, "weights": f"{geometry}, random, bf16"}
-    command = [sys.executable, __file__, geometry, how, "--device", device]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=patience)
-    except subprocess.TimeoutExpired:
-        return named | {"failed": f"not done after {patience:g} s; --patience gives it more"}
-    if done.returncode:
-        return named | {"failed": done.stderr.strip().splitlines()[-1][:200] if done.stderr.strip() else "no message"}
-    return named | json.loads(done.stdout.splitlines()[-1])
+class Peer:
+    """An engine on a geometry in another process, which a slow compiler cannot hold up.
+
+    Args:
+        command: what starts it, by the protocol of `--wait`.
+        folder: for what it says. Files, unlike pipes, are never full, and their end does not wait for its compiler's processes.
+    """
+
+    def __init__(self, geometry: str, how: str, command: Sequence[str], folder: Path) -> None:
+        self.geometry = geometry
+        self._named = {"phase": "decode", "engine": f"transformers, {how}", "batch": 1}
+        self._named |= {"weights": f"{geometry}, random, bf16"}
+        self._ended = ""  # why, if we ended it
+        self._out, self._err = folder / f"{geometry}-{how}.out", folder / f"{geometry}-{how}.err"
+        with self._out.open("w") as out, self._err.open("w") as err:
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=out, stderr=err)
+
+    @property
+    def starting(self) -> bool:
+        """Neither ready nor over."""
+        return self._process.poll() is None and READY not in _lines(self._out)
+
+    def measure(self, patience: float) -> Record:
+        """Let it measure, until it is over."""
+        if not self._ended:
+            try:
+                self._process.communicate(b"measure\n", timeout=patience)
+            except subprocess.TimeoutExpired:
+                self.end(f"not done after {patience:g} s; --patience gives it more")
+        if self._ended:
+            return self._named | {"failed": self._ended}
+        if status := self._process.returncode:
+            lines = _lines(self._err) or [f"no message, exit status {status}"]
+            return self._named | {"failed": lines[-1][:200]}
+        try:
+            return self._named | json.loads(_lines(self._out)[-1])
+        except (IndexError, ValueError):
+            return self._named | {"failed": "ended without a record"}
+
+    def end(self, why: str = "ended") -> None:
+        """Kill it, unless it is over. why: for its record."""
+        if self._process.poll() is None:
+            self._ended = why
+            self._process.kill()
+            self._process.wait()
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
+
+
+def until_ready(peers: Sequence[Peer], patience: float) -> None:
+    """Wait until each is ready or over; those that are neither after `patience` seconds are ended."""
+    end = time.monotonic() + patience
+    while any(peer.starting for peer in peers) and time.monotonic() < end:
+        time.sleep(0.1)
+    for peer in peers:
+        if peer.starting:
+            peer.end(f"not ready after {patience:g} s; --patience gives it more")
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text(errors="replace").strip().splitlines()
 
 
 def main() -> None:
@@ -105,6 +193,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--prompt", type=int, default=128)
     parser.add_argument("--count", type=int, default=64)
+    parser.add_argument("--wait", action="store_true", help=f"say `{READY}`, then wait for a line before measuring")
     args = parser.parse_args()
 
     import torch
@@ -131,6 +220,10 @@ def main() -> None:
         spent(8)
         spent(args.count)
         ready = time.perf_counter() - first
+        if args.wait:
+            print(READY, flush=True)
+            if not sys.stdin.readline():
+                return
         rates = [(args.count - 1) / (spent(args.count) - spent(1)) for _ in range(RUNS)]
     result = {"tokens_per_s": round(statistics.median(rates), 2), "best_tokens_per_s": round(max(rates), 2)}
     about = {"runs": RUNS, "version": transformers.__version__, "ready_s": round(ready, 1)}

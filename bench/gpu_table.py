@@ -1,4 +1,7 @@
-"""Records of decoding as one table, a line for each engine and batch: what was measured, beside what was recorded elsewhere."""
+"""Records of decoding as one table, a line for each engine and batch: what was measured, beside what was recorded elsewhere.
+
+A model's lines stand together, however late its peers were measured.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,11 @@ OURS = "Power Lab"
 
 def table(records: Iterable[Record]) -> str:
     """Lines of text; empty where nothing was decoded. What ran elsewhere is marked with a star."""
-    rows = [_row(record) for record in records if record["phase"] == "decode"]
+    decoded: dict[str, list[Record]] = {}  # by model, in the order in which they first come
+    for record in records:
+        if record["phase"] == "decode":
+            decoded.setdefault(record["model"], []).append(record)
+    rows = [_row(record) for own in decoded.values() for record in own]
     if not rows:
         return ""
     widths = [max(map(len, column)) for column in zip(HEADS, *rows, strict=True)]

@@ -8,8 +8,8 @@ or
 
 A MODEL is a geometry of `geometries` or a model file or folder, or MODEL+DRAFTER with the file of a drafter that rides along; what is
 compiled is what `gpu.py` runs of it: an engine of the default configuration, for geometries that of `measure.Bench`, and the windows of
-`bits`. `tests` stands for the tiny models of tests/gpu, `sums` and `middle` for what `gpu_sums.py` and
-`gpu_middle.py` launch. DIR holds the headers of the other machine's Python.
+`bits`. `tests` stands for the tiny models of tests/gpu, `sums`, `middle` and `steps` for what `gpu_sums.py`,
+`gpu_middle.py` and `gpu_steps.py` launch. DIR holds the headers of the other machine's Python.
 """
 
 from __future__ import annotations
@@ -102,6 +102,11 @@ def run(model: str) -> None:
         from bench import gpu_sums
 
         gpu_sums.rehearse(ops)
+        return
+    if model == "steps":
+        from bench import gpu_steps
+
+        gpu_steps.rehearse(ops)
         return
     if model == "middle":
         from bench import gpu_middle

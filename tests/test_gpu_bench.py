@@ -1,9 +1,14 @@
-"""bench/gpu.py without a GPU: nothing is timed before its bits were compared, peers are asked by default, and figures say what they are."""
+"""bench/gpu.py without a GPU: nothing is timed before its bits were compared, peers are asked by default, and figures say what they are.
+
+Its peers are in `test_gpu_peers.py`.
+"""
 
 from __future__ import annotations
 
 import argparse
-import subprocess
+import json
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -66,14 +71,12 @@ def measured(monkeypatch: pytest.MonkeyPatch, cases: list[str], *, right: bool =
     monkeypatch.setattr(gpu, "check_parity", lambda *_: {"right": True, "not_run": "random weights"})
     monkeypatch.setattr(gpu, "Bench", FakeBench)
     monkeypatch.setattr(gpu_peers, "geometry_of", lambda _: "qwen3-8b")
-    monkeypatch.setattr(
-        gpu_peers, "_apart", lambda *_: {"phase": "decode", "engine": "transformers", "batch": 1, "failed": "x"}
-    )
     FakeBench.made = []
     settings = {"batches": [1], "rows": [1], "at": [1], "prompt": 8, "count": 8, "prefill": 64, "device": "cpu"}
     settings |= {"context": None, "long": 0, "patience": 1.0} | more
     records: list[Record] = []
-    gpu.measure("m", argparse.Namespace(cases=cases, **settings), (1.0, 1.0), records, lambda *_: None)
+    args = argparse.Namespace(cases=cases, **settings)
+    assert gpu.measure("m", args, (1.0, 1.0), records, lambda *_: None) == "qwen3-8b"
     return records
 
 
@@ -103,21 +106,55 @@ def test_the_models_own_context_can_be_asked_for(
     assert gpu.context("model") == 0 and gpu.context("4096") == 4096
 
 
-def test_peers_recorded_elsewhere_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    peers = [record for record in measured(monkeypatch, ["peers"]) if "engine" in record]
-    assert peers[0]["engine"] == "transformers" and "recorded_elsewhere" not in peers[0]
-    elsewhere = [record for record in peers if "recorded_elsewhere" in record]
-    assert len(elsewhere) == len(gpu_peers.RECORDED["qwen3-8b"])
-    (vllm,) = (record for record in elsewhere if (record["engine"], record["batch"]) == (gpu_peers.VLLM, 64))
-    assert (vllm["tokens_per_s"], vllm["end_to_end_tokens_per_s"]) == (10207, 9156)
+def run(monkeypatch: pytest.MonkeyPatch, output: Path, *words: str) -> list[Record]:
+    """All of bench/gpu.py but what it measures; the records that it leaves. Files have no geometry, and "qwen3-8b.gguf" has one."""
+
+    def measure(model: str, _: Any, __: Any, records: list[Record], ___: Any) -> str | None:
+        records.append({"model": model, "phase": "decode", "batch": 1, "tokens_per_s": 2.0})
+        return model.removesuffix(".gguf") if model.removesuffix(".gguf") in GEOMETRIES else None
+
+    def peers(geometries: Sequence[str], device: str, patience: float) -> Iterator[tuple[str, Record]]:
+        record = {"phase": "decode", "engine": "transformers", "batch": 1, "tokens_per_s": patience}
+        yield from ((geometry, record | {"weights": geometry}) for geometry in dict.fromkeys(geometries))
+        if "tiny" in geometries:
+            raise RuntimeError("a fault")
+
+    monkeypatch.setattr(gpu, "measure", measure)
+    monkeypatch.setattr(gpu_peers, "records", peers)
+    monkeypatch.setattr(sys, "argv", ["gpu.py", *words, "--device", "cpu", "--patience", "7", "--output", str(output)])
+    try:
+        gpu.main()
+    finally:
+        found = json.loads(output.read_text())["records"]
+    return found
 
 
-def test_a_peer_that_takes_too_long_is_ended_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    def late(*_: Any, timeout: float, **__: Any) -> None:
-        raise subprocess.TimeoutExpired("transformers", timeout)
+def test_the_peers_of_all_models_come_last_and_at_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    models = ["qwen3-8b", "other.gguf", "qwen3-0.6b", "qwen3-8b.gguf"]
+    records = run(monkeypatch, tmp_path / "records.json", *models, "--cases", "bits", "peers")
+    assert [record["model"] for record in records[:4]] == models and "engine" not in records[3]
+    assert records[4]["model"] == "other.gguf" and "not_run" in records[4]
+    named = [(record["model"], record["weights"], record["tokens_per_s"]) for record in records[5:]]
+    first, third = ("qwen3-8b", "qwen3-8b", 7.0), ("qwen3-0.6b", "qwen3-0.6b", 7.0)
+    assert named == [first, ("qwen3-8b.gguf", "qwen3-8b", 7.0), third]  # of one geometry, measured once
+    table = capsys.readouterr().out.partition("steady tok/s")[2].splitlines()[2:]
+    assert [row.split()[0] for row in table] == [*models[:1] * 2, models[1], *models[2:3] * 2, *models[3:] * 2]
 
-    monkeypatch.setattr(subprocess, "run", late)
-    assert gpu_peers._apart("tiny", "static", "cpu", 7.0)["failed"] == "not done after 7 s; --patience gives it more"
+
+def test_geometries_are_not_opened_for_their_peers_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    records = run(monkeypatch, tmp_path / "records.json", "qwen3-8b", "qwen3-0.6b.gguf", "--cases", "peers")
+    ours = [record["model"] for record in records if "engine" not in record]
+    assert ours == ["qwen3-0.6b.gguf"]  # whose geometry only the file tells
+    assert [record["model"] for record in records if "engine" in record] == ["qwen3-8b", "qwen3-0.6b.gguf"]
+
+
+def test_peers_before_a_fault_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="a fault"):
+        run(monkeypatch, tmp_path / "records.json", "tiny", "--cases", "peers")
+    (record,) = json.loads((tmp_path / "records.json").read_text())["records"]
+    assert (record["model"], record["engine"]) == ("tiny", "transformers")
 
 
 @pytest.mark.parametrize("name", GEOMETRIES)
@@ -143,10 +180,12 @@ def test_the_table_tells_steady_from_whole_and_ours_from_elsewhere() -> None:
     }
     failed = {"model": "m", "phase": "decode", "batch": 1, "engine": "transformers", "failed": "not done"}
     unchecked = ours | {"checked": [], "long": 32768, "batch": 64}
-    head, _, *lines, note = gpu_table.table([ours, {"phase": "load"}, theirs, failed, unchecked]).splitlines()
+    records = [ours, {"phase": "load"}, ours | {"model": "n"}, theirs, failed, unchecked]
+    head, _, *lines, last, note = gpu_table.table(records).splitlines()
     assert "steady tok/s" in head and note.startswith("* recorded elsewhere")
     assert lines[0].split() == ["m", "Power", "Lab", "1", "234.2", "1,230", "3,551", "0.925", "bits"]
     assert lines[1].split() == ["m", "vLLM*", "1", "195.3"]
     assert lines[2].split() == ["m", "transformers", "1", "failed"]
     assert "one of 32,768" in lines[3] and lines[3].endswith("nothing")
+    assert last.split()[0] == "n"  # a model's lines stand together
     assert gpu_table.table([{"phase": "prefill"}]) == ""

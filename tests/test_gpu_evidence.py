@@ -66,6 +66,12 @@ def test_names_of_phases_and_groups() -> None:
         gpu_evidence.chosen(["speeed"], KNOWN)
 
 
+def test_peers_are_measured_within_their_phase() -> None:
+    (command,) = KNOWN["peers"].commands(Path("OUT"))
+    ready = float(command[command.index("--patience") + 1])
+    assert ready + 60 < KNOWN["peers"].limit - gpu_evidence.GRACE  # some 60 s are left to measure, one after another
+
+
 def test_no_two_phases_write_the_same_file() -> None:
     out = Path("OUT")
     commands = [command for name, each in KNOWN.items() if name != "tests" for command in each.commands(out)]

@@ -209,7 +209,12 @@ def test_batches_have_equal_bits(layer: Layer) -> None:
             assert same(result, alone[s]), f"sequence {s}, {kind}"
 
 
-PLANS = ({"described": False, "stages": 1}, {"described": True, "stages": 2}, {"programs": 7})
+PLANS: tuple[dict[str, int], ...] = (
+    {"described": False, "stages": 1, "at_once": False},
+    {"described": True, "stages": 2, "at_once": False},
+    {"at_once": True},
+    {"programs": 7},
+)
 
 
 @pytest.mark.parametrize("layer", [LAYERS[i] for i in (0, 1, 2, 3, 8, 11, 16)], ids=repr)

@@ -76,7 +76,7 @@ def finish(total, acc):
 
 
 @triton.jit
-def _keys_and_values(
+def keys_and_values(
     paged, page, key, low, high,
     D: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, PAGE: tl.constexpr, KV_HEADS: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
@@ -111,9 +111,18 @@ def tile_of(
     MASKED: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
     """A page of keys and values into the running maximum m [M], sum [M] and weighted values [M, VALUES] of a split."""
-    position, factor, cap, low, high, window = rules
     key = tile * PAGE + tl.arange(0, PAGE)
-    k, v = _keys_and_values(paged, page, key, low, high, D, WIDTH, VALUES, PAGE, KV_HEADS, MASKED)
+    k, v = keys_and_values(paged, page, key, rules[3], rules[4], D, WIDTH, VALUES, PAGE, KV_HEADS, MASKED)
+    return absorb(q, k, v, key, rules, m, sums, part, MASKED, WINDOWED, CAPPED, INTERPRET)
+
+
+@triton.jit
+def absorb(
+    q, k, v, key, rules, m, sums, part,
+    MASKED: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, INTERPRET: tl.constexpr,
+):  # fmt: skip
+    """As `tile_of`, of a page that was read: keys k [PAGE, WIDTH] at positions `key`, values v [PAGE, VALUES]."""
+    position, factor, cap, _, _, window = rules
     if INTERPRET:
         k, v = k.to(tl.float32), v.to(tl.float32)
     score = tl.dot(q, tl.trans(k))

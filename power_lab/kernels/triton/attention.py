@@ -56,6 +56,7 @@ class Plan:
         programs: that share the splits of all groups; 0: one program walks all keys of a group.
         stages: tiles of keys and values on their way at once.
         described: tiles are read through tensor descriptors, by the copy engine.
+        at_once: a program that has one split alone calls all of its tiles before it computes the first.
     """
 
     heads: int
@@ -64,6 +65,7 @@ class Plan:
     programs: int
     stages: int
     described: bool = False
+    at_once: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +234,7 @@ def attention(
     parts, stats = scratch, scratch[rows * q_heads * splits * width :]
     attend_few[(cut.programs,)](
         queries, *where, keys, values, *tiles, parts, stats, rows, pages, splits, window, *factors, *sizes,
-        triton.next_power_of_2(rows), window > 0, capped, INTERPRET, **options,
+        triton.next_power_of_2(rows), cut.at_once, window > 0, capped, INTERPRET, **options,
     )  # fmt: skip
     combine[(rows, q_heads)](
         batch.positions, parts, stats, sinks, out, splits, window, q_heads, dim, width, keys_of_split, window > 0, AHEAD,

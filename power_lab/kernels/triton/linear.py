@@ -80,6 +80,7 @@ class Shape:
         ahead: cache lines of each column, or tiles of codes, that are fetched before the kernel ahead has ended.
         paired: a tile's columns are of both gated weights, half of `bn` of each.
         lean: each instruction of the matrix unit is waited for, which spares a third of the registers: more programs at once.
+        used: of a tile's `bn` lines, if not all: the others stay empty, so that narrow products make programs enough.
     """
 
     bk: int
@@ -90,6 +91,12 @@ class Shape:
     ahead: int = 0
     paired: bool = False
     lean: bool = False
+    used: int = 0
+
+    @property
+    def step(self) -> int:
+        """Columns from one tile to the next."""
+        return (self.used or self.bn) // (2 if self.paired else 1)
 
 
 @lru_cache(maxsize=4096)
@@ -298,20 +305,20 @@ def launch(
     rows, cols, columns = x.shape[0], x.shape[1], out.shape[1]
     if s.paired:
         values = [w.planes["values"] for w in weights]
-        paired[triton.cdiv(columns, 32), triton.cdiv(rows, s.bm)](
+        paired[triton.cdiv(columns, s.step), triton.cdiv(rows, s.bm)](
             x, *values, out, rows, columns, cols, out.stride(0),
-            BM=s.bm, BK=s.bk, ACTIVATION=activation, EVEN=cols % s.bk == 0, STREAM=rows <= s.bm, AHEAD=s.ahead,
+            COLUMNS=s.step, BM=s.bm, BK=s.bk, ACTIVATION=activation, EVEN=cols % s.bk == 0, STREAM=rows <= s.bm, AHEAD=s.ahead,
             INTERPRET=triton.knobs.runtime.interpret, num_warps=s.warps, num_stages=s.stages, enable_fp_fusion=False,
             **chain.options(x.device),
         )  # fmt: skip
         return
     splits, depth = reduction(columns, cols, activation != NONE, weights[0].type in FORMS)
     counted = (weights[0],) if activation else weights
-    tiles = triton.cdiv(rows, s.bm) * sum(triton.cdiv(w.rows, s.bn) for w in counted)
+    tiles = triton.cdiv(rows, s.bm) * sum(triton.cdiv(w.rows, s.step) for w in counted)
     product[tiles, splits](
         x, tuple(arguments(w) for w in weights), out, out if bias is None else bias, work.partials, work.counters,
         rows, cols, columns, out.stride(0), depth,
-        FORM=weights[0].form, BN=s.bn, BM=s.bm, BK=s.bk, SPLITS=splits, ACTIVATION=activation, BIASED=bias is not None,
+        FORM=weights[0].form, BN=s.bn, USED=s.step, BM=s.bm, BK=s.bk, SPLITS=splits, ACTIVATION=activation, BIASED=bias is not None,
         EVEN=cols % s.bk == 0, STREAM=rows <= s.bm, BAND=BAND, AHEAD=s.ahead, LEAN=s.lean, APART=apart,
         INTERPRET=triton.knobs.runtime.interpret, num_warps=s.warps, num_stages=s.stages, enable_fp_fusion=False,
         **chain.options(x.device),

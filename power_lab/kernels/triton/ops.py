@@ -39,6 +39,7 @@ from power_lab.kernels.triton import (
     attention,
     conv,
     embed,
+    host,
     keys,
     linear,
     logprobs,
@@ -51,7 +52,7 @@ from power_lab.kernels.triton import (
     rope,
     sample,
 )
-from power_lab.kernels.triton.host import Arriving, Pinned, tensor_of
+from power_lab.kernels.triton.host import Arriving, Pinned, carry, tensor_of
 from power_lab.kernels.triton.operand import LARGEST, WHOLE, narrow
 from power_lab.kernels.triton.parts import Parts
 
@@ -157,8 +158,11 @@ class TritonOps:
 
     def fetch(self, *arrays: Array) -> Fetched:
         hosts = tuple(self._host(array) for array in arrays)
-        for host, array in zip(hosts, arrays, strict=True):
-            host.copy_(array, non_blocking=True)
+        for to, array in zip(hosts, arrays, strict=True):
+            if array.itemsize == 4 and array.is_contiguous():
+                carry(array.view(torch.int32), to.view(torch.int32), array.numel())
+            else:
+                to.copy_(array, non_blocking=True)
         ended = torch.cuda.Event(enable_timing=True)
         ended.record()
         return Arriving(hosts, self._began, ended, self._landed)
@@ -172,10 +176,10 @@ class TritonOps:
 
     def _host(self, array: torch.Tensor) -> torch.Tensor:
         """Page-locked memory for an array, such as a step has left behind whose values were taken: to ask for it takes 40 us."""
-        for place, host in enumerate(self._landed):
-            if host.shape == array.shape and host.dtype == array.dtype:
+        for place, held in enumerate(self._landed):
+            if held.shape == array.shape and held.dtype == array.dtype:
                 del self._landed[place]
-                return host
+                return held
         return torch.empty(array.shape, dtype=array.dtype, pin_memory=True)
 
     def reserve(
@@ -449,7 +453,7 @@ class TritonOps:
 
 def settle() -> None:
     """Names of kernels in Triton's cache are the same in every process from here on."""
-    keys.settle(attention, conv, embed, linear, logprobs, middle, moves, norm, recall, resume, rope, sample)
+    keys.settle(attention, conv, embed, host, linear, logprobs, middle, moves, norm, recall, resume, rope, sample)
 
 
 @contextmanager

@@ -133,23 +133,24 @@ def ahead(weight, n, N, K, first, FORM: tl.constexpr, COUNT: tl.constexpr, PDL: 
 @triton.jit(do_not_specialize=["R"])
 def product(
     X, weights, Out, Bias, Partials, Counters, R, K, columns, pitch, span,
-    FORM: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, SPLITS: tl.constexpr,
+    FORM: tl.constexpr, BN: tl.constexpr, USED: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, SPLITS: tl.constexpr,
     ACTIVATION: tl.constexpr, BIASED: tl.constexpr, EVEN: tl.constexpr, STREAM: tl.constexpr, BAND: tl.constexpr,
     AHEAD: tl.constexpr, LEAN: tl.constexpr, APART: tl.constexpr, PDL: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
     """Out[R, columns], its rows `pitch` apart, of weights that lie side by side, or of two that are gated. Program (tile, split).
 
+    A tile has BN lines, of which USED are columns of a weight; the others are empty.
     Splits leave their sums in `Partials`; the last to arrive adds them, in order, unless they stay APART.
     """
     chain.begin(PDL)
     GATED: tl.constexpr = ACTIVATION > 0
     POLICY: tl.constexpr = "evict_first" if STREAM else ""
     if GATED:
-        tiles = tl.cdiv(columns, BN)
+        tiles = tl.cdiv(columns, USED)
     else:
         tiles = 0
         for j in tl.static_range(len(weights)):
-            tiles += tl.cdiv(weights[j][-1], BN)
+            tiles += tl.cdiv(weights[j][-1], USED)
     pid = tl.program_id(0)
     band = pid // (BAND * tiles)
     high = tl.minimum(tl.cdiv(R, BM) - band * BAND, BAND)
@@ -158,12 +159,16 @@ def product(
     if GATED:
         one, two, N, first, column = weights[0], weights[1], weights[0][-1], 0, 0
     else:
-        one = stacked(weights, tile, BN)
+        one = stacked(weights, tile, USED)
         two = one
-        N = pick(weights, -1, tile, BN)
-        first, column = place(weights, tile, BN)
-    n = (tile - first) * BN + tl.arange(0, BN)
+        N = pick(weights, -1, tile, USED)
+        first, column = place(weights, tile, USED)
+    n = (tile - first) * USED + tl.arange(0, BN)
     nm = n < N
+    near = n
+    if USED < BN:
+        last = (tile - first + 1) * USED
+        nm, near = n < tl.minimum(N, last), tl.minimum(n, last - 1)
     r = row * BM + tl.arange(0, BM)
     rm = r < R
     mask = nm[:, None] & rm[None, :]
@@ -171,9 +176,9 @@ def product(
     at = r.to(tl.int64)[None, :] * pitch + out_column
     split = tl.program_id(1)
     if AHEAD > 0:
-        ahead(one, n, N, K, split * span, FORM, AHEAD, PDL)
+        ahead(one, near, N, K, split * span, FORM, AHEAD, PDL)
         if GATED:
-            ahead(two, n, N, K, split * span, FORM, AHEAD, PDL)
+            ahead(two, near, N, K, split * span, FORM, AHEAD, PDL)
     chain.wait(PDL)
     first_k, end = split * span, tl.minimum(K, (split + 1) * span)
     acc, beside = _sum(

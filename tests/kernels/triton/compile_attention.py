@@ -69,7 +69,7 @@ def attend(
         constants |= dict.fromkeys(tiles)
     kernel = attend_many
     if cut.programs:
-        constants |= {"LISTED": triton.next_power_of_2(rows)}
+        constants |= {"LISTED": triton.next_power_of_2(rows), "AT_ONCE": cut.at_once}
         kernel = attend_few
     built = build(kernel, constants, tiles, num_warps=attention.WARPS, num_stages=cut.stages)
     assert "wgmma.mma_async" in built.asm["ptx"], f"{heads} {cut}: not the matrix unit's own instructions"

@@ -49,7 +49,7 @@ def compiled(
     s = linear.shape(columns, cols, type, activation > 0, rows)
     weights = tuple(signature(type) for _ in range(2 if activation else parts))
     constants = {
-        "FORM": FORMS.get(type), "BN": s.bn, "BM": s.bm, "BK": s.bk,
+        "FORM": FORMS.get(type), "BN": s.bn, "USED": s.used or s.bn, "BM": s.bm, "BK": s.bk,
         "SPLITS": linear.reduction(columns, cols, activation > 0, type in FORMS)[0], "ACTIVATION": activation, "BIASED": False,
         "EVEN": cols % s.bk == 0, "STREAM": rows <= s.bm, "BAND": linear.BAND, "AHEAD": s.ahead, "LEAN": s.lean,
         "APART": False, "PDL": True, "INTERPRET": False,

@@ -69,6 +69,33 @@ def test_splits_are_covered() -> None:
     assert kernels.reduction(70, 1024, True, True) == (2, 512)
 
 
+@pytest.mark.parametrize("used", [8, 24, 48])
+def test_tiles_that_are_partly_empty_give_the_same_bits(used: int) -> None:
+    parts = [weight(QuantType.BF16, n, 1300, seed=n)[0] for n in (70, 5, 65)]
+    (given, _), bias = activations(3, 1300, QuantType.BF16), torch.arange(140.0)
+    whole = kernels.Shape(128, 64, 16, 4, 4, 8)
+    results = []
+    for shape in (whole, replace(whole, used=used)):
+        results.append(poison(4, 140))
+        kernels.launch(given, tuple(parts), results[-1][:3], WORK, bias, 0, shape)
+    assert torch.equal(results[0][:3], results[1][:3])
+    assert results[1][3].isnan().all(), "a row behind the output was written"
+    assert not WORK.counters.any()
+
+
+@pytest.mark.parametrize("used", [16, 48])
+@pytest.mark.parametrize("paired", [False, True])
+def test_gated_tiles_that_are_partly_empty_give_the_same_bits(used: int, paired: bool) -> None:
+    gate, up = (weight(QuantType.BF16, 70, 160, seed=seed)[0] for seed in (1, 2))
+    given, _ = activations(3, 160, QuantType.BF16)
+    results = []
+    for shape in (kernels.Shape(128, 64, 16, 4, 4, 8), kernels.Shape(128, 64, 16, 4, 4, 8, paired, used=used)):
+        results.append(poison(4, 70))
+        kernels.launch(given, (gate, up), results[-1][:3], WORK, None, kernels.SILU, shape)
+    assert torch.equal(results[0][:3], results[1][:3])
+    assert results[1][3].isnan().all(), "a row behind the output was written"
+
+
 def test_stacked_weights_of_one_type_and_of_several() -> None:
     for types in ([QuantType.Q4_0] * 3, [QuantType.Q5_0, QuantType.Q5_0, QuantType.Q8_0], [QuantType.BF16] * 2):
         parts = [weight(type, n, 64, seed=n) for type, n in zip(types, (70, 5, 65), strict=False)]

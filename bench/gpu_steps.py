@@ -1,0 +1,265 @@
+"""Launches of few rows, chosen by whole decode steps: a launch that is faster alone can be slower in the step.
+
+    python bench/gpu_steps.py [MODEL...] [--output FILE]
+
+MODEL: geometries of `geometries`, by default all that `MODELS` names. For each, one
+product of its layers after the other, then attention, then the way to the device: every candidate's step of one request is timed as
+`measure.Bench.decode` does, and the fastest graph is kept while the next product is tried. What the requests say has to be the same with
+all of them; where it is not, the candidate is marked `wrong`, is not chosen, and the exit status is 1. The launches that the engine makes
+now are timed first and last.
+
+`rehearse` names all launches on arrays without memory; `bench/precompile.py steps` compiles their kernels by many processes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+import torch  # noqa: E402
+import triton  # noqa: E402
+
+from bench.floors import card, copy_bandwidth  # noqa: E402
+from bench.geometries import random_model  # noqa: E402
+from bench.measure import Bench  # noqa: E402
+from bench.spy import Spy  # noqa: E402
+from power_lab.engine.config import EngineConfig  # noqa: E402
+from power_lab.engine.rehearsal import bounds  # noqa: E402
+from power_lab.engine.rehearsal import rehearse as rehearse_model  # noqa: E402
+from power_lab.kernels.ops import BLOCK, Batch  # noqa: E402
+from power_lab.kernels.quants import QuantType  # noqa: E402
+from power_lab.kernels.triton import attention, host, linear  # noqa: E402
+from power_lab.kernels.triton.linear import Shape  # noqa: E402
+from power_lab.kernels.triton.ops import TritonOps  # noqa: E402
+from power_lab.kernels.triton.planes import DeviceWeight  # noqa: E402
+
+Record = dict[str, Any]
+Product = tuple[int, int, bool]  # columns (of one of two gated weights), K, gated
+
+CONTEXT = 4160
+PROMPT, COUNT = 128, 128  # tokens of a request
+PROGRAMS = (132, 198, 264)  # of a candidate with tiles that are partly empty, about: 132 multiprocessors
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What is tried. products: by name. heads: query heads, KV heads, width."""
+
+    products: dict[str, Product]
+    heads: tuple[int, int, int]
+
+
+MODELS = {
+    "qwen3-0.6b": Model(
+        {
+            "gate up": (3072, 1024, True),
+            "q k v": (4096, 1024, False),
+            "down": (1024, 3072, False),
+            "output": (1024, 2048, False),
+        },
+        (16, 8, 128),
+    ),
+    "smollm2-bf16": Model(
+        {
+            "gate up": (1536, 576, True),
+            "q k v": (960, 576, False),
+            "down": (576, 1536, False),
+            "output": (576, 576, False),
+        },
+        (9, 3, 64),
+    ),
+    "gemma3-270m-bf16": Model(
+        {
+            "gate up": (2048, 640, True),
+            "q k v": (1536, 640, False),
+            "down": (640, 2048, False),
+            "output": (640, 1024, False),
+        },
+        (4, 1, 256),
+    ),
+    "qwen3-8b": Model({"q k v": (6144, 4096, False), "output": (4096, 4096, False)}, (32, 8, 128)),
+}
+
+
+@dataclass(slots=True)
+class Change:
+    """What is launched instead of what the tables say. attention: fields of its plan. carried: bytes that a kernel carries at most."""
+
+    shapes: dict[Product, Shape] = field(default_factory=dict)
+    attention: dict[str, Any] = field(default_factory=dict)
+    carried: int = host.MOST
+
+    def told(self) -> Record:
+        shapes = {" ".join(map(str, key)): asdict(shape) for key, shape in self.shapes.items()}
+        return {"shapes": shapes, "attention": self.attention, "carried": self.carried}
+
+
+def candidates(product: Product) -> list[Shape]:
+    """Whole tiles, and tiles that are partly empty, so that as many programs are made as there are multiprocessors, or one and a half
+    times, or twice as many; with two depths of the pipeline, and for gated products both kinds of tiles."""
+    columns, cols, gated = product
+    own = linear.shape(columns, cols, QuantType.BF16, gated, 1)
+    splits = linear.reduction(columns, cols, gated, False)[0]
+    found: list[Shape] = []
+    for paired in (True, False) if gated else (False,):
+        whole = replace(own, paired=paired, used=0)
+        counts = {used: splits * triton.cdiv(columns, replace(whole, used=used).step) for used in range(8, 64, 8)}
+        sizes = {0, *(min(counts, key=lambda used: abs(counts[used] - most)) for most in PROGRAMS)}
+        found += [replace(whole, used=used, stages=stages) for used in sorted(sizes) for stages in (4, 6)]
+    return [shape for shape in dict.fromkeys(found) if shape != own]
+
+
+ATTENTION: tuple[dict[str, Any], ...] = (
+    {"at_once": True},
+    {"at_once": True, "described": False, "stages": 1},
+    {"described": False, "stages": 1},
+    {"described": True, "stages": 2},
+)
+
+
+@contextmanager
+def launched(change: Change) -> Iterator[None]:
+    """The engine's launches of up to 16 rows are those of `change`."""
+    shape, plan, most = linear.shape, attention.plan, host.MOST
+
+    def shaped(columns: int, cols: int, type: QuantType, gated: bool, rows: int) -> Shape:
+        other = change.shapes.get((columns, cols, gated)) if rows <= 16 else None
+        return other or shape(columns, cols, type, gated, rows)
+
+    def planned(*sizes: int) -> attention.Plan:
+        made = plan(*sizes)
+        return replace(made, **change.attention) if made.programs and sizes[0] <= 16 else made
+
+    linear.shape, attention.plan, host.MOST = shaped, planned, change.carried  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        linear.shape, attention.plan, host.MOST = shape, plan, most  # type: ignore[assignment]
+
+
+class Descent:
+    """One model's launches, the fastest so far kept."""
+
+    def __init__(self, name: str, rate: float, keep: Callable[[Record], None]) -> None:
+        self._name, self._rate, self._keep = name, rate, keep
+        self._loaded = random_model(name, TritonOps(), "cuda", CONTEXT)
+        self._loaded.model.ops = Spy(self._loaded.model.ops)  # type: ignore[assignment]
+        self._text: Sequence[int] | None = None
+        self.good = True
+
+    def run(self) -> None:
+        model, best = MODELS[self._name], Change()
+        fastest = self._time("now", best)
+        for part, product in model.products.items():
+            for shape in candidates(product):
+                change = replace(best, shapes={**best.shapes, product: shape})
+                if (spent := self._time(part, change)) < fastest:
+                    fastest, kept = spent, change
+                else:
+                    continue
+                best = kept
+        for fields in ATTENTION:
+            change = replace(best, attention=fields)
+            if (spent := self._time("attention", change)) < fastest:
+                fastest, best = spent, change
+        self._time("copied", replace(best, carried=0))
+        self._time("best", best)
+        self._time("now", Change())
+
+    def _time(self, what: str, change: Change) -> float:
+        """Seconds of the graph; infinite where what it says is not what the first said."""
+        with launched(change):
+            bench = Bench(
+                self._loaded,
+                "cuda",
+                self._rate,
+                1.0,
+                prompt=PROMPT,
+                count=COUNT,
+                batch=1,
+                prefill=PROMPT,
+                context=CONTEXT,
+            )
+            try:
+                text = bench._requests(1, 0)[0].tokens
+                made = bench.decode(1)
+            finally:
+                bench.close()
+                torch.cuda.synchronize()
+        self._text = text if self._text is None else self._text
+        record = {"model": self._name, "what": what} | change.told()
+        record |= {name: made[name] for name in ("ms", "graph_ms", "device_ms", "floor_fraction")}
+        if text != self._text:
+            record["wrong"], self.good = True, False
+        self._keep(record)
+        return float("inf") if text != self._text else made["graph_ms"]
+
+
+def rehearse(ops: TritonOps) -> None:
+    """All products and attentions, on arrays without memory."""
+    work = linear.Workspace.on("meta")
+    config = EngineConfig(step_tokens=PROMPT, max_batch=1, prefix_cache=False)
+    for name, model in MODELS.items():
+        rehearse_model(random_model(name, ops, "meta", CONTEXT).model, bounds(config, CONTEXT))
+        for product in model.products.values():
+            columns, cols, gated = product
+            one = DeviceWeight(QuantType.BF16, columns, cols, {"values": ops.empty((columns, cols), "bfloat16")})
+            x, out = ops.empty((1, cols), "bfloat16"), ops.empty((1, columns), "bfloat16" if gated else "float32")
+            splits = linear.reduction(columns, cols, gated, False)[0]
+            for shape in candidates(product):
+                linear.launch(x, (one,) * (2 if gated else 1), out, work, None, int(gated), shape, apart=splits > 1)
+        q_heads, kv_heads, dim = model.heads
+        cache = ops.kv_cache(9, kv_heads, dim)
+        qkv, out = ops.empty((1, (q_heads + 2 * kv_heads) * dim), "float32"), ops.empty((1, q_heads * dim), "bfloat16")
+        ints, tables = ops.empty((1,), "int32"), ops.empty((1, CONTEXT // BLOCK), "int32")
+        batch = Batch(ints, ints, ops.empty((1,), "int64"), ints, tables, ints)
+        plan = attention.plan(1, *model.heads, tables.shape[1])
+        scratch = ops.empty((1 << 20,), "float32")
+        for fields in ATTENTION:
+            for window in (0, 512) if dim == 256 else (0,):
+                cut = replace(plan, **fields)
+                attention.attention(
+                    qkv, batch, q_heads, 0.1, cache.keys, cache.values, out, window, 0.0, None, scratch, cut
+                )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", metavar="MODEL")
+    parser.add_argument("--commit", default="", help="what is measured, where there is no repository")
+    parser.add_argument("--output", type=Path)
+    args = parser.parse_args()
+    names = args.models or list(MODELS)
+    if unknown := [name for name in names if name not in MODELS]:
+        parser.error(f"{unknown[0]!r} is none of {', '.join(MODELS)}")
+    rate = copy_bandwidth("cuda")
+    run = {"command": " ".join(sys.argv), "card": card("cuda"), "commit": args.commit, "copy_bytes_per_s": rate}
+    records: list[Record] = []
+
+    def keep(record: Record) -> None:
+        records.append(record)
+        print(json.dumps(record), flush=True)
+        if args.output:
+            args.output.write_text(json.dumps({"run": run, "records": records}, indent=1) + "\n")
+
+    good = True
+    for name in names:
+        descent = Descent(name, rate, keep)
+        descent.run()
+        good &= descent.good
+        del descent
+        torch.cuda.empty_cache()
+    return int(not good)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
