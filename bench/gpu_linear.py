@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import astuple
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -348,6 +349,33 @@ def times(cases: list[tuple[QuantType, str, list[tuple[int, Shape | None]]]], ra
     return records
 
 
+def held() -> list[dict[str, Any]]:
+    """Prompts: sums of splits that meet in the result, as now, and in registers."""
+    records = []
+    for name in ("8b o", "8b down", ".6 down"):
+        chain = Chain(name)
+        splits = linear.reduction(chain.n, chain.k, False, False)
+        for rows in (512, 4096):
+            x, found = chain.inputs[:rows], {}
+            outs = [result(BF16, rows, chain.n, False) for _ in range(2)]
+            for kept in (False, True):
+                calls = [
+                    partial(linear.launch_wide, x, w["values"], w["values"], outs[kept], None, 0, splits, kept)
+                    for w in (pair[0].planes for pair in chain.weights)
+                ]
+                found[kept] = seconds((calls * 20)[: max(16, len(calls))] if rows <= 512 else calls[:3])
+            same = torch.equal(outs[0], outs[1])
+            library = chain.library(rows)
+            records.append({
+                "held": name, "rows": rows, "us": round(found[False] * 1e6, 2), "held_us": round(found[True] * 1e6, 2),
+                "cublas_us": round(library * 1e6, 2), "same": same,
+            })  # fmt: skip
+            print(records[-1], flush=True)
+        del chain
+        torch.cuda.empty_cache()
+    return records
+
+
 def cases_of(what: str) -> list[tuple[QuantType, str, list[tuple[int, Shape | None]]]]:
     if what == "dense":
         swept = [(BF16, name, [(1, s) for s in dense_candidates(name)]) for name in SHAPES if name[:2] in ("8b", ".6")]
@@ -361,6 +389,16 @@ def cases_of(what: str) -> list[tuple[QuantType, str, list[tuple[int, Shape | No
         return [(BF16, name, [(r, None) for r in rows]) for name in SHAPES] + [
             (type, name, [(r, None) for r in (1, 16)]) for type in (Q8_0, Q6_K, Q4_K, Q4_0) for name in eight
         ]  # fmt: skip
+    if what == "partly":
+        tiles = [(used, stages) for used in (0, 48, 56) for stages in (3, 4, 6)]
+        rows_of = {16: (1, 16), 32: (24, 32), 64: (48, 64)}
+        launches = [
+            (rows, Shape(128, 64, bm, 4, stages, 8, used=used))
+            for bm, several in rows_of.items()
+            for rows in several
+            for used, stages in tiles
+        ]
+        return [(BF16, name, launches) for name in ("8b qkv", "8b o")]
     plain: list[Any] = [
         (BF16, name, [(r, None) for r in (512, 4096)]) for name in SHAPES if name[:2] == "8b" and "head" not in name
     ]
@@ -369,11 +407,11 @@ def cases_of(what: str) -> list[tuple[QuantType, str, list[tuple[int, Shape | No
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="+", choices=["check", "dense", "stored", "table", "wide"])
+    parser.add_argument("what", nargs="+", choices=["check", "dense", "stored", "table", "wide", "partly", "held"])
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     settle()
-    cases = [case for what in args.what if what != "check" for case in cases_of(what)]
+    cases = [case for what in args.what if what not in ("check", "held") for case in cases_of(what)]
     jobs: list[Job] = [(type, *SHAPES[name], rows, s) for type, name, launches in cases for rows, s in launches]
     compile_all(jobs + (check_jobs() if "check" in args.what else []))
     began = time.perf_counter()
@@ -384,6 +422,8 @@ def main() -> None:
     if "check" in args.what:
         records += check()
         print(f"{time.perf_counter() - began:.0f} s", flush=True)
+    if "held" in args.what:
+        records += held()
     for case in cases:
         records += times([case], rate)
         if args.output:

@@ -113,14 +113,15 @@ def candidates(product: Product) -> list[Shape]:
     for paired in (True, False) if gated else (False,):
         whole = replace(own, paired=paired, used=0)
         counts = {used: splits * triton.cdiv(columns, replace(whole, used=used).step) for used in range(8, 64, 8)}
-        sizes = {0, *(min(counts, key=lambda used: abs(counts[used] - most)) for most in PROGRAMS)}
+        sizes = {0, *(min(counts, key=lambda used: abs(int(counts[used]) - most)) for most in PROGRAMS)}
         found += [replace(whole, used=used, stages=stages) for used in sorted(sizes) for stages in (4, 6)]
     return [shape for shape in dict.fromkeys(found) if shape != own]
 
 
 ATTENTION: tuple[dict[str, Any], ...] = (
-    {"at_once": True},
-    {"at_once": True, "described": False, "stages": 1},
+    {"bare": False},
+    {"bare": False, "described": True, "stages": 2},
+    {"bare": False, "described": False, "stages": 1},
     {"described": False, "stages": 1},
     {"described": True, "stages": 2},
 )

@@ -1,11 +1,14 @@
 """Attention by registers and by descriptors, where a program walks all keys of a group and where splits are shared out: equal bits first,
 then time.
 
-    PYTHONPATH=. python bench/gpu_walks.py [--output FILE]
+    PYTHONPATH=. python bench/gpu_walks.py [PART...] [--output FILE]
+
+PART: walks, shares or loops, all by default.
 
 What it finds belongs into `attention.ways`. The first arm of a case is the plan that its steps take over tables that are full (an engine's
 tables have room for its whole context, so that short contexts meet plans of wide tables, too). Whole walks are timed by registers, in 2
-stages, and by descriptors, in 2 and 3; shared ones by registers, in 1 stage, and by descriptors, in 2. All arms of a case compute on the
+stages, and by descriptors, in 2 and 3; shared ones by registers, in 1 stage, and by descriptors, in 2. `loops` times the same with one loop
+over all tiles, all masked, instead of loops of their own for tiles that need no mask. All arms of a case compute on the
 same caches, in turn, which together are twice the L2 cache. Times are medians of replays of a captured graph, taken in rounds, each arm
 once a round.
 """
@@ -47,6 +50,7 @@ from power_lab.kernels.triton.attention import Plan
 FULL = [(64, keys) for keys in (64, 128, 200, 256, 400, 512, 1024)]  # sequences, keys
 FULL += [(50, 200), (100, 200), (100, 1024), (128, 200), (128, 1024)]
 FEW = [(sequences, keys) for keys in (512, 2048) for sequences in (1, 4, 8, 16, 32)]
+LOOPS = [(1, 200), (1, 2048), (16, 256), (64, 200), (64, 256), (64, 384), (64, 1024)]
 CACHES = 1e8  # bytes that are read before a cache comes again
 ROUNDS = 3
 
@@ -59,6 +63,8 @@ def cases() -> list[Case]:
         *(Case("walks", heads, *size) for heads in (LARGE, SMOLLM2, QWEN, GEMMA) for size in _rows(FULL)),
         *(Case("shares", heads, *size) for heads in (LARGE, QWEN, SMOLLM2, GEMMA) for size in _rows(FEW)),
         Case("walks", LARGE, 1, 512, 2048),
+        *(Case("loops", heads, *size) for heads in (LARGE, QWEN, SMOLLM2, GEMMA) for size in _rows(LOOPS)),
+        *(Case("loops", LARGE, *size) for size in ((1, 1, 32768), (8, 1, 32768), (1, 16, 200))),
     ]
 
 
@@ -72,14 +78,18 @@ def arms(case: Case) -> list[Plan]:
     programs, ways = (own.programs, ((1, False), (2, True)))
     if case.part == "walks":
         programs, ways = 0, ((2, False), (2, True), (3, True))
+    if case.part == "loops":
+        ways = ((2, False), (2, True), (3, True), (4, True)) if programs == 0 else ((1, False), (2, True), (3, True))
     others = [replace(own, programs=programs, stages=stages, described=described) for stages, described in ways]
+    if case.part == "loops":
+        others = [replace(plan, bare=False) for plan in others]
     return list(dict.fromkeys([own, *others]))
 
 
-def variants() -> list[Case]:
+def variants(cases: list[Case]) -> list[Case]:
     """A case for each kernel that has to be compiled."""
     found: dict[tuple[Heads, Plan, int], Case] = {}
-    for case in cases():
+    for case in cases:
         for plan in arms(case):
             listed = triton.next_power_of_2(len(case.rows)) if plan.programs else 0
             found.setdefault(
@@ -134,21 +144,26 @@ def said(record: Record) -> str:
     case, plan = record["case"], record["plan"]
     what = f"{record['part']} {case['heads']} {case['sequences']}x{case['rows']}@{case['keys']}"
     how = f"{plan['programs'] or 'whole'} {'described' if plan['described'] else 'registers'} {plan['stages']}"
-    return f"{what:32} {how:18} {'own' * record['own']:3} {record['us']:8.2f} us  {record['of_copy']} of copy"
+    how += "" if plan["bare"] else " one loop"
+    return f"{what:32} {how:27} {'own' * record['own']:3} {record['us']:8.2f} us  {record['of_copy']} of copy"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", metavar="PART")
     parser.add_argument("--commit", help="what is measured, where there is no repository")
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
+    if unknown := {*args.parts} - {case.part for case in cases()}:
+        parser.error(f"{min(unknown)!r} is no part")
+    chosen = [case for case in cases() if case.part in args.parts or not args.parts]
     with ProcessPoolExecutor(12, mp_context=get_context("spawn")) as pool:
-        list(pool.map(compile_one, variants()))
+        list(pool.map(compile_one, variants(chosen)))
     copy = copy_rate()
     name = torch.cuda.get_device_name(DEVICE)
     run = {"command": " ".join(sys.argv), "card": name, "copy": copy, "commit": args.commit}
     made: list[Record] = []
-    for case in cases():
+    for case in chosen:
         for record in measure(case, copy):
             made.append(record)
             print(said(record), flush=True)

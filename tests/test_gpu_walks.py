@@ -15,7 +15,7 @@ def test_every_case_begins_with_the_plan_of_its_steps() -> None:
     for case in gpu_walks.cases():
         own, *others = gpu_walks.arms(case)
         assert own == case.plan and own not in others and others
-        assert {arm.programs for arm in others} == {own.programs if case.part == "shares" else 0}
+        assert {arm.programs for arm in others} == {0 if case.part == "walks" else own.programs}
         assert {(arm.heads, arm.rows, arm.head_blocks) for arm in others} == {(own.heads, own.rows, own.head_blocks)}
 
 
@@ -54,8 +54,8 @@ def test_arms_are_kernels_that_differ(case: Case, wanted: set[tuple[bool, int, b
 def test_every_kernel_is_compiled_once_before() -> None:
     """Whatever the number of programs and, where keys are walked whole, of rows."""
     kernels = [
-        (case.heads, plan.stages, plan.described, 1 << (len(case.rows) - 1).bit_length() if plan.programs else 0)
-        for case in gpu_walks.variants()
+        (case.heads, plan.stages, plan.described, plan.bare, 1 << (len(case.rows) - 1).bit_length() if plan.programs else 0)
+        for case in gpu_walks.variants(gpu_walks.cases())
         if (plan := case.plan)
     ]
     assert len(set(kernels)) == len(kernels)

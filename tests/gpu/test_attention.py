@@ -210,9 +210,9 @@ def test_batches_have_equal_bits(layer: Layer) -> None:
 
 
 PLANS: tuple[dict[str, int], ...] = (
-    {"described": False, "stages": 1, "at_once": False},
-    {"described": True, "stages": 2, "at_once": False},
-    {"at_once": True},
+    {"described": False, "stages": 1},
+    {"described": True, "stages": 2},
+    {"bare": False},
     {"programs": 7},
 )
 

@@ -76,7 +76,7 @@ def finish(total, acc):
 
 
 @triton.jit
-def keys_and_values(
+def _keys_and_values(
     paged, page, key, low, high,
     D: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, PAGE: tl.constexpr, KV_HEADS: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
@@ -111,18 +111,9 @@ def tile_of(
     MASKED: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
     """A page of keys and values into the running maximum m [M], sum [M] and weighted values [M, VALUES] of a split."""
+    position, factor, cap, low, high, window = rules
     key = tile * PAGE + tl.arange(0, PAGE)
-    k, v = keys_and_values(paged, page, key, rules[3], rules[4], D, WIDTH, VALUES, PAGE, KV_HEADS, MASKED)
-    return absorb(q, k, v, key, rules, m, sums, part, MASKED, WINDOWED, CAPPED, INTERPRET)
-
-
-@triton.jit
-def absorb(
-    q, k, v, key, rules, m, sums, part,
-    MASKED: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, INTERPRET: tl.constexpr,
-):  # fmt: skip
-    """As `tile_of`, of a page that was read: keys k [PAGE, WIDTH] at positions `key`, values v [PAGE, VALUES]."""
-    position, factor, cap, _, _, window = rules
+    k, v = _keys_and_values(paged, page, key, low, high, D, WIDTH, VALUES, PAGE, KV_HEADS, MASKED)
     if INTERPRET:
         k, v = k.to(tl.float32), v.to(tl.float32)
     score = tl.dot(q, tl.trans(k))
@@ -244,7 +235,7 @@ def attend_many(
     Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, PITCH: tl.constexpr,
     D: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, PAGE: tl.constexpr,
     TILES: tl.constexpr, M: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, HEAD_BLOCKS: tl.constexpr,
-    WINDOWED: tl.constexpr, CAPPED: tl.constexpr, INTERPRET: tl.constexpr, PDL: tl.constexpr,
+    BARE: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, INTERPRET: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Listed groups of rows, HEADS query heads of one KV head: grid (units, programs that share the list)."""
     chain.begin(PDL)
@@ -264,18 +255,20 @@ def attend_many(
         first_tile, last_tile = low // PAGE, (high + PAGE - 1) // PAGE
         m, sums, part = nothing(M, VALUES)
         peak, total, acc = nothing(M, VALUES)
-        bare = first_tile  # from here to `edge` every row sees every key: the same bits without a mask
-        if WINDOWED:
-            bare = tl.minimum((tl.maximum(high - window, 0) + PAGE - 1) // PAGE, last_tile)
+        edge = first_tile
+        if BARE:  # between tiles where some rows do not see all, every row sees every key: the same bits without a mask
+            bare = first_tile
+            if WINDOWED:
+                bare = tl.minimum((tl.maximum(high - window, 0) + PAGE - 1) // PAGE, last_tile)
+                m, sums, part, peak, total, acc = _sweep(
+                    q, paged, first_tile, bare, rules, m, sums, part, peak, total, acc,
+                    D, WIDTH, VALUES, M, PAGE, TILES, KV_HEADS, True, WINDOWED, CAPPED, INTERPRET,
+                )  # fmt: skip
+            edge = tl.maximum((high - count + 1) // PAGE, bare)
             m, sums, part, peak, total, acc = _sweep(
-                q, paged, first_tile, bare, rules, m, sums, part, peak, total, acc,
-                D, WIDTH, VALUES, M, PAGE, TILES, KV_HEADS, True, WINDOWED, CAPPED, INTERPRET,
+                q, paged, bare, edge, rules, m, sums, part, peak, total, acc,
+                D, WIDTH, VALUES, M, PAGE, TILES, KV_HEADS, False, WINDOWED, CAPPED, INTERPRET,
             )  # fmt: skip
-        edge = tl.maximum((high - count + 1) // PAGE, bare)
-        m, sums, part, peak, total, acc = _sweep(
-            q, paged, bare, edge, rules, m, sums, part, peak, total, acc,
-            D, WIDTH, VALUES, M, PAGE, TILES, KV_HEADS, False, WINDOWED, CAPPED, INTERPRET,
-        )  # fmt: skip
         m, sums, part, peak, total, acc = _sweep(
             q, paged, edge, last_tile, rules, m, sums, part, peak, total, acc,
             D, WIDTH, VALUES, M, PAGE, TILES, KV_HEADS, True, WINDOWED, CAPPED, INTERPRET,

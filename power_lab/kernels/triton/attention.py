@@ -56,7 +56,7 @@ class Plan:
         programs: that share the splits of all groups; 0: one program walks all keys of a group.
         stages: tiles of keys and values on their way at once.
         described: tiles are read through tensor descriptors, by the copy engine.
-        at_once: a program that has one split alone calls all of its tiles before it computes the first.
+        bare: tiles of which every row sees every key are gone through without a mask, in a loop of their own.
     """
 
     heads: int
@@ -65,7 +65,7 @@ class Plan:
     programs: int
     stages: int
     described: bool = False
-    at_once: bool = False
+    bare: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,14 +227,14 @@ def attention(
         items = triton.cdiv(rows, cut.rows) + min(batch.tables.shape[0], rows)
         attend_many[(units, items)](
             queries, *where, sinks, keys, values, *tiles, out, groups, rows, pages, window, *factors, *sizes,
-            window > 0, capped, INTERPRET, **options,
+            cut.bare, window > 0, capped, INTERPRET, **options,
         )  # fmt: skip
         return
     splits = _splits(pages, dim)
     parts, stats = scratch, scratch[rows * q_heads * splits * width :]
     attend_few[(cut.programs,)](
         queries, *where, keys, values, *tiles, parts, stats, rows, pages, splits, window, *factors, *sizes,
-        triton.next_power_of_2(rows), cut.at_once, window > 0, capped, INTERPRET, **options,
+        triton.next_power_of_2(rows), cut.bare, window > 0, capped, INTERPRET, **options,
     )  # fmt: skip
     combine[(rows, q_heads)](
         batch.positions, parts, stats, sinks, out, splits, window, q_heads, dim, width, keys_of_split, window > 0, AHEAD,

@@ -11,12 +11,10 @@ import triton.language as tl
 from power_lab.kernels.triton import chain
 from power_lab.kernels.triton.attend import (
     LOWEST,
-    absorb,
     afresh,
     drained,
     finish,
     group_of,
-    keys_and_values,
     nothing,
     opens,
     tile_of,
@@ -55,53 +53,6 @@ def _stretch(
         if ((tile + 1) % TILES == 0) & (tile + 1 < end):
             _leave(to, column, parts, stats, splits, tile // TILES, m, sums, part, WIDTH, VALUES)
             m, sums, part = afresh(sums, part, M, VALUES, TILES)
-    return m, sums, part
-
-
-@triton.jit
-def _in_turn(
-    q, paged, first, last, count, rules, to, parts, stats, splits,
-    D: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, M: tl.constexpr, PAGE: tl.constexpr, TILES: tl.constexpr,
-    KV_HEADS: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, INTERPRET: tl.constexpr,
-):  # fmt: skip
-    """Tiles first..last - 1 of a group of `count` rows: the result of the last split; those before are left in scratch."""
-    edge = first
-    m, sums, part = nothing(M, VALUES)
-    if not WINDOWED:  # every row sees every key below: the same bits without a mask
-        edge = tl.minimum(tl.maximum((rules[4] - count + 1) // PAGE, first), last)
-        m, sums, part = _stretch(
-            q, paged, first, edge, last, rules, to, parts, stats, splits, m, sums, part,
-            D, WIDTH, VALUES, M, PAGE, TILES, KV_HEADS, False, WINDOWED, CAPPED, INTERPRET,
-        )  # fmt: skip
-    return _stretch(
-        q, paged, edge, last, last, rules, to, parts, stats, splits, m, sums, part,
-        D, WIDTH, VALUES, M, PAGE, TILES, KV_HEADS, True, WINDOWED, CAPPED, INTERPRET,
-    )  # fmt: skip
-
-
-@triton.jit
-def _at_once(
-    q, paged, first, last, rules,
-    D: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, M: tl.constexpr, PAGE: tl.constexpr, TILES: tl.constexpr,
-    KV_HEADS: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, INTERPRET: tl.constexpr,
-):  # fmt: skip
-    """The result of tiles first..last - 1 of one split, all of which are on their way before the first is computed. What is masked adds
-    nothing, so the bits are those of `_stretch`."""
-    keys, values, _, _, place = paged
-    paged = keys, values, None, None, place  # descriptors are waited for one by one
-    begin = first // TILES * TILES
-    i = tl.arange(0, PAGE)
-    found = ()
-    for t in tl.static_range(TILES):
-        page = tl.load(place[0] + tl.minimum(tl.maximum(begin + t, first), last - 1))
-        key = (begin + t) * PAGE + i
-        found = found + (keys_and_values(paged, page, key, rules[3], rules[4], D, WIDTH, VALUES, PAGE, KV_HEADS, True),)  # noqa: RUF005
-    tl.debug_barrier()  # or else the compiler, sparing registers, reads few at a time
-    m, sums, part = nothing(M, VALUES)
-    for t in tl.static_range(TILES):
-        k, v = found[t]
-        key = (begin + t) * PAGE + i
-        m, sums, part = absorb(q, k, v, key, rules, m, sums, part, True, WINDOWED, CAPPED, INTERPRET)
     return m, sums, part
 
 
@@ -188,7 +139,7 @@ def attend_few(
     Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, PITCH: tl.constexpr,
     D: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, PAGE: tl.constexpr,
     TILES: tl.constexpr, M: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, HEAD_BLOCKS: tl.constexpr,
-    LISTED: tl.constexpr, AT_ONCE: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, INTERPRET: tl.constexpr, PDL: tl.constexpr,
+    LISTED: tl.constexpr, BARE: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, INTERPRET: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """All groups and units, their splits shared out evenly among the programs: each takes the splits that begin in its part of all tiles,
     and leaves their results for `combine`."""
@@ -220,18 +171,19 @@ def attend_few(
             first_split = low // (PAGE * TILES)
             from_tile = tl.maximum(low // PAGE, (first_split + from_split) * TILES)
             to_tile = tl.minimum((high + PAGE - 1) // PAGE, (first_split + to_split) * TILES)
-            last_split = first_split + to_split - 1
-            if AT_ONCE and (to_split - from_split == 1):
-                m, sums, part = _at_once(
-                    q, paged, from_tile, to_tile, rules,
-                    D, WIDTH, VALUES, M, PAGE, TILES, KV_HEADS, WINDOWED, CAPPED, INTERPRET,
+            m, sums, part = nothing(M, VALUES)
+            if BARE and not WINDOWED:  # every row sees every key below: the same bits without a mask
+                edge = tl.minimum(tl.maximum((high - (end - first) + 1) // PAGE, from_tile), to_tile)
+                m, sums, part = _stretch(
+                    q, paged, from_tile, edge, to_tile, rules, to, parts, stats, splits, m, sums, part,
+                    D, WIDTH, VALUES, M, PAGE, TILES, KV_HEADS, False, WINDOWED, CAPPED, INTERPRET,
                 )  # fmt: skip
-            else:
-                m, sums, part = _in_turn(
-                    q, paged, from_tile, to_tile, end - first, rules, to, parts, stats, splits,
-                    D, WIDTH, VALUES, M, PAGE, TILES, KV_HEADS, WINDOWED, CAPPED, INTERPRET,
-                )  # fmt: skip
-            _leave(to, place[2], parts, stats, splits, last_split, m, sums, part, WIDTH, VALUES)
+                from_tile = edge
+            m, sums, part = _stretch(
+                q, paged, from_tile, to_tile, to_tile, rules, to, parts, stats, splits, m, sums, part,
+                D, WIDTH, VALUES, M, PAGE, TILES, KV_HEADS, True, WINDOWED, CAPPED, INTERPRET,
+            )  # fmt: skip
+            _leave(to, place[2], parts, stats, splits, first_split + to_split - 1, m, sums, part, WIDTH, VALUES)
         at = unit * tiles + begin + size
 
 

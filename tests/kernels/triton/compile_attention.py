@@ -57,7 +57,7 @@ def attend(
         "D": dim, "WIDTH": width, "VALUES": min(width, attention.VALUES),
         "PAGE": BLOCK, "TILES": attention.split(dim) // BLOCK,
         "M": attention.LINES, "HEADS": cut.heads, "ROWS": cut.rows, "HEAD_BLOCKS": cut.head_blocks,
-        "WINDOWED": window, "CAPPED": capped, "INTERPRET": False, "PDL": True,
+        "BARE": cut.bare, "WINDOWED": window, "CAPPED": capped, "INTERPRET": False, "PDL": True,
     }  # fmt: skip
     if not heated:
         constants |= {"temperature": None} | ({} if cut.programs else {"sinks": None})
@@ -69,7 +69,7 @@ def attend(
         constants |= dict.fromkeys(tiles)
     kernel = attend_many
     if cut.programs:
-        constants |= {"LISTED": triton.next_power_of_2(rows), "AT_ONCE": cut.at_once}
+        constants |= {"LISTED": triton.next_power_of_2(rows)}
         kernel = attend_few
     built = build(kernel, constants, tiles, num_warps=attention.WARPS, num_stages=cut.stages)
     assert "wgmma.mma_async" in built.asm["ptx"], f"{heads} {cut}: not the matrix unit's own instructions"

@@ -138,10 +138,11 @@ def test_plans_do_not_change_bits(case: Case) -> None:
     step = make(case)
     want = attend(case, step, programs=0, described=False)
     assert attend(case, step, programs=0, described=True).equal(want)
+    assert attend(case, step, programs=0, bare=False).equal(want)
     for programs, described in ((1, False), (3, True), (5, False), (64, True)):
-        for at_once in (False, True):
-            found = attend(case, step, programs=programs, described=described, at_once=at_once)
-            assert found.equal(want), f"{programs} programs, at once {at_once}"
+        for bare in (False, True):
+            found = attend(case, step, programs=programs, described=described, bare=bare)
+            assert found.equal(want), f"{programs} programs, bare {bare}"
 
 
 @pytest.mark.parametrize("heads", [(2, 1, 16), (3, 1, 64), (2, 1, 128), (2, 1, 160), (2, 1, 256)])
