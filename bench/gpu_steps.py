@@ -1,9 +1,9 @@
 """Launches of few rows, chosen by whole decode steps: a launch that is faster alone can be slower in the step.
 
-    python bench/gpu_steps.py [MODEL...] [--output FILE]
+    python bench/gpu_steps.py [MODEL...] [--parts PART...] [--batch 1] [--output FILE]
 
-MODEL: geometries of `geometries`, by default all that `MODELS` names. For each, one
-product of its layers after the other, then attention, then the way to the device: every candidate's step of one request is timed as
+MODEL: geometries of `geometries`, by default all that `MODELS` names. For each, one product of its layers after the other, then
+attention, then the way to the device; or only the PARTs that are named. Every candidate's step of `--batch` requests is timed as
 `measure.Bench.decode` does, and the fastest graph is kept while the next product is tried. What the requests say has to be the same with
 all of them; where it is not, the candidate is marked `wrong`, is not chosen, and the exit status is 1. The launches that the engine makes
 now are timed first and last.
@@ -19,6 +19,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -103,11 +104,11 @@ class Change:
         return {"shapes": shapes, "attention": self.attention, "carried": self.carried}
 
 
-def candidates(product: Product) -> list[Shape]:
+def candidates(product: Product, rows: int) -> list[Shape]:
     """Whole tiles, and tiles that are partly empty, so that as many programs are made as there are multiprocessors, or one and a half
     times, or twice as many; with two depths of the pipeline, and for gated products both kinds of tiles."""
     columns, cols, gated = product
-    own = linear.shape(columns, cols, QuantType.BF16, gated, 1)
+    own = linear.shape(columns, cols, QuantType.BF16, gated, rows)
     splits = linear.reduction(columns, cols, gated, False)[0]
     found: list[Shape] = []
     for paired in (True, False) if gated else (False,):
@@ -119,26 +120,25 @@ def candidates(product: Product) -> list[Shape]:
 
 
 ATTENTION: tuple[dict[str, Any], ...] = (
-    {"bare": False},
-    {"bare": False, "described": True, "stages": 2},
+    {"bare": True, "described": True, "stages": 2},
+    {"bare": True, "described": False, "stages": 1},
+    {"bare": False, "described": True, "stages": 3},
     {"bare": False, "described": False, "stages": 1},
-    {"described": False, "stages": 1},
-    {"described": True, "stages": 2},
 )
 
 
 @contextmanager
-def launched(change: Change) -> Iterator[None]:
-    """The engine's launches of up to 16 rows are those of `change`."""
+def launched(change: Change, batch: int) -> Iterator[None]:
+    """The engine's launches of so many rows are those of `change`."""
     shape, plan, most = linear.shape, attention.plan, host.MOST
 
     def shaped(columns: int, cols: int, type: QuantType, gated: bool, rows: int) -> Shape:
-        other = change.shapes.get((columns, cols, gated)) if rows <= 16 else None
+        other = change.shapes.get((columns, cols, gated)) if rows == batch else None
         return other or shape(columns, cols, type, gated, rows)
 
     def planned(*sizes: int) -> attention.Plan:
         made = plan(*sizes)
-        return replace(made, **change.attention) if made.programs and sizes[0] <= 16 else made
+        return replace(made, **change.attention) if sizes[0] == batch else made
 
     linear.shape, attention.plan, host.MOST = shaped, planned, change.carried  # type: ignore[assignment]
     try:
@@ -150,35 +150,32 @@ def launched(change: Change) -> Iterator[None]:
 class Descent:
     """One model's launches, the fastest so far kept."""
 
-    def __init__(self, name: str, rate: float, keep: Callable[[Record], None]) -> None:
-        self._name, self._rate, self._keep = name, rate, keep
+    def __init__(self, name: str, batch: int, rate: float, keep: Callable[[Record], None]) -> None:
+        self._name, self._batch, self._rate, self._keep = name, batch, rate, keep
         self._loaded = random_model(name, TritonOps(), "cuda", CONTEXT)
         self._loaded.model.ops = Spy(self._loaded.model.ops)  # type: ignore[assignment]
-        self._text: Sequence[int] | None = None
+        self._text: list[Any] | None = None
         self.good = True
 
-    def run(self) -> None:
+    def run(self, parts: Sequence[str]) -> None:
+        """All parts, or those that are named."""
         model, best = MODELS[self._name], Change()
         fastest = self._time("now", best)
         for part, product in model.products.items():
-            for shape in candidates(product):
+            for shape in candidates(product, self._batch) if not parts or part in parts else ():
                 change = replace(best, shapes={**best.shapes, product: shape})
-                if (spent := self._time(part, change)) < fastest:
-                    fastest, kept = spent, change
-                else:
-                    continue
-                best = kept
-        for fields in ATTENTION:
+                fastest, best = min((fastest, best), (self._time(part, change), change), key=itemgetter(0))
+        for fields in ATTENTION if not parts or "attention" in parts else ():
             change = replace(best, attention=fields)
-            if (spent := self._time("attention", change)) < fastest:
-                fastest, best = spent, change
-        self._time("copied", replace(best, carried=0))
+            fastest, best = min((fastest, best), (self._time("attention", change), change), key=itemgetter(0))
+        if not parts or "copied" in parts:
+            self._time("copied", replace(best, carried=0))
         self._time("best", best)
         self._time("now", Change())
 
     def _time(self, what: str, change: Change) -> float:
         """Seconds of the graph; infinite where what it says is not what the first said."""
-        with launched(change):
+        with launched(change, self._batch):
             bench = Bench(
                 self._loaded,
                 "cuda",
@@ -186,18 +183,18 @@ class Descent:
                 1.0,
                 prompt=PROMPT,
                 count=COUNT,
-                batch=1,
+                batch=self._batch,
                 prefill=PROMPT,
                 context=CONTEXT,
             )
             try:
-                text = bench._requests(1, 0)[0].tokens
-                made = bench.decode(1)
+                text = [record.tokens for record in bench._requests(self._batch, 0)]
+                made = bench.decode(self._batch)
             finally:
                 bench.close()
                 torch.cuda.synchronize()
         self._text = text if self._text is None else self._text
-        record = {"model": self._name, "what": what} | change.told()
+        record = {"model": self._name, "batch": self._batch, "what": what} | change.told()
         record |= {name: made[name] for name in ("ms", "graph_ms", "device_ms", "floor_fraction")}
         if text != self._text:
             record["wrong"], self.good = True, False
@@ -216,7 +213,7 @@ def rehearse(ops: TritonOps) -> None:
             one = DeviceWeight(QuantType.BF16, columns, cols, {"values": ops.empty((columns, cols), "bfloat16")})
             x, out = ops.empty((1, cols), "bfloat16"), ops.empty((1, columns), "bfloat16" if gated else "float32")
             splits = linear.reduction(columns, cols, gated, False)[0]
-            for shape in candidates(product):
+            for shape in candidates(product, 1):
                 linear.launch(x, (one,) * (2 if gated else 1), out, work, None, int(gated), shape, apart=splits > 1)
         q_heads, kv_heads, dim = model.heads
         cache = ops.kv_cache(9, kv_heads, dim)
@@ -236,6 +233,8 @@ def rehearse(ops: TritonOps) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", metavar="MODEL")
+    parser.add_argument("--parts", nargs="+", default=[], metavar="PART", help="names of products, attention, copied")
+    parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--commit", default="", help="what is measured, where there is no repository")
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
@@ -254,8 +253,8 @@ def main() -> int:
 
     good = True
     for name in names:
-        descent = Descent(name, rate, keep)
-        descent.run()
+        descent = Descent(name, args.batch, rate, keep)
+        descent.run(args.parts)
         good &= descent.good
         del descent
         torch.cuda.empty_cache()

@@ -33,6 +33,7 @@ PLAN = (
 )
 LINES, WARPS = 64, 4
 FEW = 64  # rows up to which splits are shared out
+SEVERAL = 17  # rows from which on programs are so many that two have to fit a multiprocessor
 PROGRAMS = 264  # that share them: two for each multiprocessor of an H200
 VALUES = 128  # columns of values that a program takes at most: more would not fit into its registers
 SCRATCH = 1 << 26  # f32 values that splits' results may take: where a table is too wide for that, none are shared out
@@ -56,7 +57,8 @@ class Plan:
         programs: that share the splits of all groups; 0: one program walks all keys of a group.
         stages: tiles of keys and values on their way at once.
         described: tiles are read through tensor descriptors, by the copy engine.
-        bare: tiles of which every row sees every key are gone through without a mask, in a loop of their own.
+        bare: tiles of which every row sees every key are gone through without a mask, in a loop of their own; else there is one loop, whose
+            tiles are all on their way sooner and take less shared memory.
     """
 
     heads: int
@@ -76,7 +78,7 @@ class Way:
         rows: of a step, from which on it is taken.
         pages: of its tables, from which on it is taken.
         whole: one program walks all keys of a group, else their splits are shared out.
-        stages, described: as in `Plan`.
+        stages, described, bare: as in `Plan`.
     """
 
     rows: int
@@ -84,6 +86,7 @@ class Way:
     whole: bool
     stages: int
     described: bool = False
+    bare: bool = True
 
 
 def ways(head_dim: int) -> tuple[Way, ...]:
@@ -92,16 +95,20 @@ def ways(head_dim: int) -> tuple[Way, ...]:
     if head_dim == 128:
         return (
             Way(1, 1, True, 2, True),
-            Way(1, 1, False, 2, True),
-            Way(FULL, 1, True, 2, True),
+            Way(1, 1, False, 1, bare=False),
+            Way(SEVERAL, 1, False, 2, True),
+            Way(1, SHORT + 1, False, 2, True),
+            Way(FULL, 1, True, 3, True, bare=False),
             Way(FULL, SHORT + 1, False, 2, True),
             Way(FEW + 1, 1, True, 2, True),
         )
     if head_dim == 256:
-        few = Way(1, 1, False, 2, True), Way(9, 1, False, 1)
         return (
             *always,
-            *few,
+            Way(1, 1, False, 3, True, bare=False),
+            Way(SEVERAL, 1, False, 1),
+            Way(1, SHORT + 1, False, 2, True),
+            Way(9, SHORT + 1, False, 1),
             Way(FULL, 1, True, 3, True),
             Way(FULL, SHORT + 1, False, 1),
             Way(FEW + 1, 1, True, 3, True),
@@ -130,7 +137,7 @@ def plan(rows: int, q_heads: int, kv_heads: int, head_dim: int, pages: int) -> P
     blocks = triton.cdiv(group, heads)
     way, splits = _way(rows, q_heads, head_dim, pages), _splits(pages, head_dim)
     programs = 0 if way.whole else min(PROGRAMS, rows * kv_heads * blocks * value_blocks(head_dim) * splits)
-    return Plan(heads, LINES // heads, blocks, programs, way.stages, way.described)
+    return Plan(heads, LINES // heads, blocks, programs, way.stages, way.described, way.bare)
 
 
 def split(head_dim: int) -> int:

@@ -108,8 +108,11 @@ def shape(columns: int, cols: int, type: QuantType, gated: bool, rows: int) -> S
     large = columns > 16384  # as of logits: programs enough to keep the memory busy without a look ahead
     if bm == 16 and gated:
         return _gated_shape(columns)
+    if bm < NARROW and not gated and 4096 < columns <= 6144:  # or else a third of the multiprocessors has nothing to do
+        return Shape(128, 64, bm, 4, 6, 8, used=48)
     if bm == 16:
-        return Shape(128, 64, bm, 4, 3 if large else 4 if cols >= 8192 or columns <= 640 else 6, 0 if large else 8)
+        stages = 3 if large else 4 if cols >= 4096 or columns <= 640 else 6
+        return Shape(128, 64, bm, 4, stages, 0 if large else 8, used=16 if 1024 < columns <= 1536 else 0)
     if gated:
         return Shape(64, 128, bm, 8, 4, 8) if bm == 128 and columns > 4096 else Shape(64, 64, bm, 4, 6, 8)
     if bm == 128 and cols >= 8192:
@@ -121,7 +124,7 @@ def _gated_shape(columns: int) -> Shape:
     """As `shape`, of gated plain values and up to 16 rows. Tiles of both weights make twice the programs: faster where they leave room
     for the next kernel beside them, or where no number would."""
     if 2048 < columns <= 4096:
-        return Shape(128, 64, 16, 4, 4, 8)
+        return Shape(128, 64, 16, 4, 4, 8, used=24)
     return Shape(128, 64, 16, 4, 6 if columns <= 2048 else 3, 8, paired=True)
 
 
@@ -328,16 +331,20 @@ def launch(
 def _launch_wide(
     x: torch.Tensor, weights: tuple[DeviceWeight, ...], out: torch.Tensor, bias: torch.Tensor | None, activation: int
 ) -> None:
-    """Launches for many rows and plain values: one for each weight, or for the two that are gated."""
+    """Launches for many rows and plain values: one for each weight, or for the two that are gated.
+
+    Sums of several splits are held in registers where that takes no smaller tiles, or where two of them meet: they would each be read back.
+    """
     values = [w.planes["values"] for w in weights]
     splits = reduction(out.shape[1], x.shape[1], activation != NONE, False)
+    held = splits[0] == 2 or (splits[0] > 2 and tiling(len(x), out.shape[1], False, False)[0] == 128)
     if activation:
         launch_wide(x, values[0], values[1], out, bias, activation, splits, False)
         return
     column = 0
     for part in values:
         end = column + len(part)
-        launch_wide(x, part, part, out[:, column:end], None if bias is None else bias[column:end], NONE, splits, False)
+        launch_wide(x, part, part, out[:, column:end], None if bias is None else bias[column:end], NONE, splits, held)
         column = end
 
 

@@ -141,7 +141,7 @@ def between(columns: int, cols: int, gated: bool, rows: int) -> Tiling | None:
     if cols >= 8192:
         return Tiling(128, 128, 128, 8, 3) if rows > 64 else None
     if rows <= 32:
-        return Tiling(64, 32, 256, 4, 4)
+        return None if 4096 < columns <= 6144 else Tiling(64, 32, 256, 4, 4)
     if rows <= 64 and columns <= 4096:
         return Tiling(64, 64, 256, 4, 3)
     return Tiling(64, 128, 128, 4, 4) if rows > 96 else None
