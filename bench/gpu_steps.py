@@ -27,7 +27,6 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
-import triton  # noqa: E402
 
 from bench.floors import card, copy_bandwidth  # noqa: E402
 from bench.geometries import random_model  # noqa: E402
@@ -113,8 +112,8 @@ def candidates(product: Product, rows: int) -> list[Shape]:
     found: list[Shape] = []
     for paired in (True, False) if gated else (False,):
         whole = replace(own, paired=paired, used=0)
-        counts = {used: splits * triton.cdiv(columns, replace(whole, used=used).step) for used in range(8, 64, 8)}
-        sizes = {0, *(min(counts, key=lambda used: abs(int(counts[used]) - most)) for most in PROGRAMS)}
+        counts = {used: splits * -(-columns // replace(whole, used=used).step) for used in range(8, 64, 8)}
+        sizes = {0, *(min(counts, key=lambda used: abs(counts[used] - most)) for most in PROGRAMS)}
         found += [replace(whole, used=used, stages=stages) for used in sorted(sizes) for stages in (4, 6)]
     return [shape for shape in dict.fromkeys(found) if shape != own]
 

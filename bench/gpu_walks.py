@@ -7,8 +7,8 @@ PART: walks, shares or loops, all by default.
 
 What it finds belongs into `attention.ways`. The first arm of a case is the plan that its steps take over tables that are full (an engine's
 tables have room for its whole context, so that short contexts meet plans of wide tables, too). Whole walks are timed by registers, in 2
-stages, and by descriptors, in 2 and 3; shared ones by registers, in 1 stage, and by descriptors, in 2. `loops` times the same with one loop
-over all tiles, all masked, instead of loops of their own for tiles that need no mask. All arms of a case compute on the
+stages, and by descriptors, in 2 and 3; shared ones by registers, in 1 stage, and by descriptors, in 2. `loops` times both with what
+the plan has not: one loop over all tiles, all masked, or loops of their own for tiles that need no mask. All arms of a case compute on the
 same caches, in turn, which together are twice the L2 cache. Times are medians of replays of a captured graph, taken in rounds, each arm
 once a round.
 """
@@ -82,7 +82,7 @@ def arms(case: Case) -> list[Plan]:
         ways = ((2, False), (2, True), (3, True), (4, True)) if programs == 0 else ((1, False), (2, True), (3, True))
     others = [replace(own, programs=programs, stages=stages, described=described) for stages, described in ways]
     if case.part == "loops":
-        others = [replace(plan, bare=False) for plan in others]
+        others = [replace(plan, bare=not own.bare) for plan in others]
     return list(dict.fromkeys([own, *others]))
 
 

@@ -95,9 +95,7 @@ def ways(head_dim: int) -> tuple[Way, ...]:
     if head_dim == 128:
         return (
             Way(1, 1, True, 2, True),
-            Way(1, 1, False, 1, bare=False),
-            Way(SEVERAL, 1, False, 2, True),
-            Way(1, SHORT + 1, False, 2, True),
+            Way(1, 1, False, 2, True),
             Way(FULL, 1, True, 3, True, bare=False),
             Way(FULL, SHORT + 1, False, 2, True),
             Way(FEW + 1, 1, True, 2, True),

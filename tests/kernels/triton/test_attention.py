@@ -151,7 +151,15 @@ def test_ways_do_not_change_bits(heads: tuple[int, int, int]) -> None:
     case = Case(((130, 2), (20, 1)), heads=heads)
     step, ways = make(case), attention.ways(heads[2])
     found = [
-        attend(case, step, programs=0 if way.whole else 3, stages=way.stages, described=way.described) for way in ways
+        attend(
+            case,
+            step,
+            programs=0 if way.whole else 3,
+            stages=way.stages,
+            described=way.described,
+            bare=way.bare,
+        )
+        for way in ways
     ]
     assert {way.whole for way in ways} == {False, True}
     for way, out in zip(ways, found, strict=True):
@@ -208,11 +216,11 @@ def test_rows_that_nobody_grouped_are_refused() -> None:
         (1, (32, 8, 128), 64, attention.Plan(4, 16, 1, 256, 2, described=True)),
         (1, (32, 8, 128), 512, attention.Plan(4, 16, 1, 264, 2, described=True)),
         (8, (32, 8, 128), 16, attention.Plan(4, 16, 1, 264, 2, described=True)),
-        (64, (32, 8, 128), 512, attention.Plan(4, 16, 1, 0, 2, described=True)),
+        (64, (32, 8, 128), 512, attention.Plan(4, 16, 1, 0, 3, described=True, bare=False)),
         (64, (32, 8, 128), 256, attention.Plan(4, 16, 1, 264, 2, described=True)),
         (64, (32, 8, 128), 129, attention.Plan(4, 16, 1, 264, 2, described=True)),
-        (64, (32, 8, 128), 128, attention.Plan(4, 16, 1, 0, 2, described=True)),
-        (64, (16, 8, 128), 16, attention.Plan(2, 32, 1, 0, 2, described=True)),
+        (64, (32, 8, 128), 128, attention.Plan(4, 16, 1, 0, 3, described=True, bare=False)),
+        (64, (16, 8, 128), 16, attention.Plan(2, 32, 1, 0, 3, described=True, bare=False)),
         (48, (32, 8, 128), 128, attention.Plan(4, 16, 1, 264, 2, described=True)),
         (49, (9, 3, 64), 128, attention.Plan(3, 21, 1, 0, 3, described=True)),
         (49, (9, 3, 64), 1, attention.Plan(3, 21, 1, 0, 3, described=True)),
@@ -223,11 +231,14 @@ def test_rows_that_nobody_grouped_are_refused() -> None:
         (64, (2, 1, 160), 4, attention.Plan(2, 32, 1, 264, 1)),
         (64, (4, 1, 256), 4, attention.Plan(4, 16, 1, 0, 3, described=True)),
         (48, (4, 1, 256), 4, attention.Plan(4, 16, 1, 264, 1)),
-        (16, (4, 1, 256), 4, attention.Plan(4, 16, 1, 128, 1)),
+        (16, (4, 1, 256), 4, attention.Plan(4, 16, 1, 128, 3, described=True, bare=False)),
+        (17, (4, 1, 256), 4, attention.Plan(4, 16, 1, 136, 1)),
+        (16, (4, 1, 256), 129, attention.Plan(4, 16, 1, 264, 1)),
         (8192, (32, 8, 128), 512, attention.Plan(4, 16, 1, 0, 2, described=True)),
         (1, (9, 3, 64), 4, attention.Plan(3, 21, 1, 6, 1)),
         (8192, (9, 3, 64), 4, attention.Plan(3, 21, 1, 0, 3, described=True)),
-        (1, (4, 1, 256), 4, attention.Plan(4, 16, 1, 8, 2, described=True)),
+        (1, (4, 1, 256), 4, attention.Plan(4, 16, 1, 8, 3, described=True, bare=False)),
+        (1, (4, 1, 256), 129, attention.Plan(4, 16, 1, 258, 2, described=True)),
         (20, (80, 1, 64), 512, attention.Plan(64, 1, 2, 264, 2, described=True)),
     ],
 )
