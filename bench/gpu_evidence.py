@@ -55,6 +55,7 @@ COMMIT = (
     "gpu_sums.py",
     "gpu_walks.py",
     "gpu_middle.py",
+    "gpu_steps.py",
 )  # scripts that put a given commit into their records
 
 Command = list[str]
@@ -94,7 +95,8 @@ def phases(processes: int, only: Sequence[int] = ()) -> dict[str, Phase]:
         "qwen3-0.6b": Phase(200, partial(bench, "qwen3-0.6b", "gpu.py", f"qwen3-0.6b {MODEL}")),
         "qwen3-8b": Phase(400, partial(bench, "qwen3-8b", "gpu.py", f"qwen3-8b {MODEL}")),
         "long": Phase(200, partial(bench, "long", "gpu.py", LONG)),
-        "sums": Phase(400, sums, before=sums_kernels),
+        "sums": Phase(400, sums, before=partial(kernels, "sums")),
+        "steps": Phase(400, steps, before=partial(kernels, "steps")),
         "middle": Phase(200, middle),
         "curve": Phase(200, partial(bench, "curve", "speculation.py curve", CURVE)),
         "peers": Phase(480, partial(bench, "peers", "gpu.py", PEERS)),
@@ -149,9 +151,13 @@ def middle(out: Path) -> list[Command]:
     return [[*script("bench/gpu_middle.py"), "--output", f"{out}/middle.json"]]
 
 
-def sums_kernels(_: Path) -> list[Command]:
-    """Compiles its variants, some hundred, by all cores."""
-    return [[*script("bench/precompile.py"), "sums"]]
+def steps(out: Path) -> list[Command]:
+    return [[*script("bench/gpu_steps.py"), "--output", f"{out}/steps.json"]]
+
+
+def kernels(name: str, _: Path) -> list[Command]:
+    """Compiles what a script launches, some hundred variants, by all cores."""
+    return [[*script("bench/precompile.py"), name]]
 
 
 def speed(file: str, more: str, out: Path, paths: Sequence[str] = ()) -> list[Command]:

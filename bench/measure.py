@@ -221,9 +221,8 @@ class Bench:
         read = step_bytes(self.loaded.model.spec, self.loaded.model.weights, contexts)
         launch = statistics.median(self.spy.launches)
         alone: list[float] = []
-        for place in (
-            (0.5,) if drafts else QUARTERS
-        ):  # attention takes steps up, one with each split of the keys, so that no single step stands for all
+        # Attention takes a step up with each split of the keys, so that no single step stands for all.
+        for place in (0.5,) if drafts else QUARTERS:
             look = lambda graph: alone.append(self.spy.graph_seconds(self.device, graph))  # noqa: E731
             self._in_a_step(batch, drafts, look, long, place)
         graph = statistics.mean(alone)
@@ -241,8 +240,8 @@ class Bench:
     def _in_a_step(
         self, batch: int, drafts: int, look: Callable[[Graph], None], long: int = 0, place: float = 0.5
     ) -> None:
-        """Run requests and call `look` once with the graph of a step at this part of the way. It may leave nonsense behind, so what they say, or whether
-        they fail from there on, means nothing."""
+        """Run requests and call `look` once with the graph of a step at this part of the way. It may leave nonsense behind, so what they
+        say, or whether they fail from there on, means nothing."""
         faults: list[Exception | None] = []
 
         def once(graph: Graph) -> None:
