@@ -1,10 +1,11 @@
 """Times of the GPU's matrix products, of candidates for their launches, and whether what must agree does so bit for bit.
 
-    PYTHONPATH=. python bench/gpu_linear.py [check] [dense] [stored] [table] [wide] [--output FILE]
+    PYTHONPATH=. python bench/gpu_linear.py [check] [dense] [stored] [table] [wide] [partly] [held] [--output FILE]
 
 Launches are compiled by many processes first, into Triton's cache. A time is that of one launch in a captured chain over weights that
 exceed the L2 cache together, median of 7 replays. `check` is what the times are worth nothing without: stored weights against the same
-values as plain f16, rows alone against rows together.
+values as plain f16, rows alone against rows together. `partly`: tiles some of whose lines are empty; `held`: prompts whose sums of splits
+stay in registers.
 """
 
 from __future__ import annotations
