@@ -5,8 +5,8 @@ A kernel of the chain calls `begin` first, so that the next one may be brought u
 that all before it have. Nothing here decides bits.
 
 No kernel of the chain writes weights and tables, nor the index arrays and sampling controls of a step: they arrive by `host.carry`, which
-an event follows, so that the step's first kernel, `embed`, waits for it as for any copy; the others begin behind that one. Keys and values of earlier steps lie still, too, but in their
-pages the kernel before may be writing, so they are only prefetched.
+an event follows, so that the step's first kernel, `embed`, waits for it as for any copy; the others begin behind that one. Keys and values
+of earlier steps lie still, too, but in their pages the kernel before may be writing, so they are only prefetched.
 
 Launches take `**options(device)`: the kernel's constexpr `PDL` and the launch attribute.
 """
