@@ -95,13 +95,13 @@ def phases(processes: int, only: Sequence[int] = ()) -> dict[str, Phase]:
         "qwen3-0.6b": Phase(200, partial(bench, "qwen3-0.6b", "gpu.py", f"qwen3-0.6b {MODEL}")),
         "qwen3-8b": Phase(400, partial(bench, "qwen3-8b", "gpu.py", f"qwen3-8b {MODEL}")),
         "long": Phase(200, partial(bench, "long", "gpu.py", LONG)),
-        "sums": Phase(400, sums, before=partial(kernels, "sums")),
-        "steps": Phase(400, steps, before=partial(kernels, "steps")),
-        "middle": Phase(200, middle),
+        "sums": Phase(400, partial(apart, "sums"), before=partial(kernels, "sums")),
+        "steps": Phase(400, partial(apart, "steps"), before=partial(kernels, "steps")),
+        "middle": Phase(200, partial(apart, "middle")),
         "curve": Phase(200, partial(bench, "curve", "speculation.py curve", CURVE)),
         "peers": Phase(480, partial(bench, "peers", "gpu.py", PEERS)),
-        "walks": Phase(200, walks),
-        "fla": Phase(200, fla, ("fla", "einops")),
+        "walks": Phase(200, partial(apart, "walks")),
+        "fla": Phase(200, partial(apart, "fla"), ("fla", "einops")),
     }
 
 
@@ -135,24 +135,9 @@ def tests(out: Path) -> list[Command]:
     return [[*script("tests/gpu/run.py"), "--limit", SECONDS, "--report", f"{out}/tests.json"]]
 
 
-def fla(out: Path) -> list[Command]:
-    return [[*script("bench/gpu_fla.py"), "--output", f"{out}/fla.json"]]
-
-
-def walks(out: Path) -> list[Command]:
-    return [[*script("bench/gpu_walks.py"), "--output", f"{out}/walks.json"]]
-
-
-def sums(out: Path) -> list[Command]:
-    return [[*script("bench/gpu_sums.py"), "--output", f"{out}/sums.json"]]
-
-
-def middle(out: Path) -> list[Command]:
-    return [[*script("bench/gpu_middle.py"), "--output", f"{out}/middle.json"]]
-
-
-def steps(out: Path) -> list[Command]:
-    return [[*script("bench/gpu_steps.py"), "--output", f"{out}/steps.json"]]
+def apart(name: str, out: Path) -> list[Command]:
+    """A script that measures one thing and needs to be told nothing else."""
+    return [[*script(f"bench/gpu_{name}.py"), "--output", f"{out}/{name}.json"]]
 
 
 def kernels(name: str, _: Path) -> list[Command]:

@@ -176,6 +176,11 @@ def launch(
         linear.linear(x, parts, out, work)
 
 
+def chained(calls: list[Callable[[], Any]], rows: int) -> float:
+    """`seconds` of each call once at least and of 16 launches; of a prompt's, which are long, three."""
+    return seconds((calls * 20)[: max(16, len(calls))] if rows <= 512 else calls[:3])
+
+
 class Chain:
     """Copies of one weight, more than the cache holds."""
 
@@ -200,13 +205,13 @@ class Chain:
         if not torch.equal(out[0], self.first):
             print("BITS", self.n, self.k, rows, s, flush=True)
         calls = [lambda w=w: launch(w, x, out, self.work, s) for w in self.weights]
-        return seconds((calls * 20)[: max(16, len(calls))] if rows <= 512 else calls[:3])
+        return chained(calls, rows)
 
     def library(self, rows: int) -> float:
         x = torch.randn(rows, self.k, device="cuda", dtype=torch.bfloat16)
         out = torch.empty(rows, self.n, device="cuda", dtype=torch.bfloat16)
         calls = [lambda w=w: torch.matmul(x, w.planes["values"].t(), out=out) for pair in self.weights for w in pair]
-        return seconds((calls * 20)[: max(16, len(calls))] if rows <= 512 else calls[:3]) * (2 if self.gated else 1)
+        return chained(calls, rows) * (2 if self.gated else 1)
 
 
 # --- check ------------------------------------------------------------------------------------------------------------------------
@@ -351,7 +356,7 @@ def times(cases: list[tuple[QuantType, str, list[tuple[int, Shape | None]]]], ra
 
 
 def held() -> list[dict[str, Any]]:
-    """Prompts: sums of splits that meet in the result, as now, and in registers."""
+    """Prompts: sums of splits that meet in the result, and that are held in registers."""
     records = []
     for name in ("8b o", "8b down", ".6 down"):
         chain = Chain(name)
@@ -364,9 +369,8 @@ def held() -> list[dict[str, Any]]:
                     partial(linear.launch_wide, x, w["values"], w["values"], outs[kept], None, 0, splits, kept)
                     for w in (pair[0].planes for pair in chain.weights)
                 ]
-                found[kept] = seconds((calls * 20)[: max(16, len(calls))] if rows <= 512 else calls[:3])
-            same = torch.equal(outs[0], outs[1])
-            library = chain.library(rows)
+                found[kept] = chained(calls, rows)
+            library, same = chain.library(rows), torch.equal(outs[0], outs[1])
             records.append({
                 "held": name, "rows": rows, "us": round(found[False] * 1e6, 2), "held_us": round(found[True] * 1e6, 2),
                 "cublas_us": round(library * 1e6, 2), "same": same,
@@ -423,10 +427,9 @@ def main() -> None:
     if "check" in args.what:
         records += check()
         print(f"{time.perf_counter() - began:.0f} s", flush=True)
-    if "held" in args.what:
-        records += held()
-    for case in cases:
-        records += times([case], rate)
+    more = [held] if "held" in args.what else []
+    for measure in (*more, *(partial(times, [case], rate) for case in cases)):
+        records += measure()
         if args.output:
             args.output.write_text(json.dumps({"run": about, "records": records}, separators=(",", ":")) + "\n")
     print(f"{time.perf_counter() - began:.0f} s", flush=True)

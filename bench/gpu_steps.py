@@ -29,7 +29,7 @@ sys.path.insert(0, str(ROOT))
 import torch  # noqa: E402
 
 from bench.floors import card, copy_bandwidth  # noqa: E402
-from bench.geometries import random_model  # noqa: E402
+from bench.geometries import GEOMETRIES, random_model  # noqa: E402
 from bench.measure import Bench  # noqa: E402
 from bench.spy import Spy  # noqa: E402
 from power_lab.engine.config import EngineConfig  # noqa: E402
@@ -50,44 +50,31 @@ PROMPT, COUNT = 128, 128  # tokens of a request
 PROGRAMS = (132, 198, 264)  # of a candidate with tiles that are partly empty, about: 132 multiprocessors
 
 
-@dataclass(frozen=True, slots=True)
-class Model:
-    """What is tried. products: by name. heads: query heads, KV heads, width."""
-
-    products: dict[str, Product]
-    heads: tuple[int, int, int]
+PARTS = ("gate up", "q k v", "down", "output")
+MODELS = dict.fromkeys(("qwen3-0.6b", "smollm2-bf16", "gemma3-270m-bf16"), PARTS) | {"qwen3-8b": ("q k v", "output")}
+"""Products that are tried, by geometry: of the large one those that have few programs."""
 
 
-MODELS = {
-    "qwen3-0.6b": Model(
-        {
-            "gate up": (3072, 1024, True),
-            "q k v": (4096, 1024, False),
-            "down": (1024, 3072, False),
-            "output": (1024, 2048, False),
-        },
-        (16, 8, 128),
-    ),
-    "smollm2-bf16": Model(
-        {
-            "gate up": (1536, 576, True),
-            "q k v": (960, 576, False),
-            "down": (576, 1536, False),
-            "output": (576, 576, False),
-        },
-        (9, 3, 64),
-    ),
-    "gemma3-270m-bf16": Model(
-        {
-            "gate up": (2048, 640, True),
-            "q k v": (1536, 640, False),
-            "down": (640, 2048, False),
-            "output": (640, 1024, False),
-        },
-        (4, 1, 256),
-    ),
-    "qwen3-8b": Model({"q k v": (6144, 4096, False), "output": (4096, 4096, False)}, (32, 8, 128)),
-}
+def heads_of(name: str) -> tuple[int, int, int]:
+    """Query heads, KV heads and width of a geometry."""
+    config = GEOMETRIES[name]
+    heads = config["num_attention_heads"]
+    return heads, config["num_key_value_heads"], config.get("head_dim", config["hidden_size"] // heads)
+
+
+def products_of(name: str) -> dict[str, Product]:
+    """Of a layer of a geometry, those that are tried."""
+    (heads, kv_heads, dim), width, ffn = (
+        heads_of(name),
+        *map(GEOMETRIES[name].get, ("hidden_size", "intermediate_size")),
+    )
+    all_of_them = {
+        "gate up": (ffn, width, True),
+        "q k v": ((heads + 2 * kv_heads) * dim, width, False),
+        "down": (width, ffn, False),
+        "output": (width, heads * dim, False),
+    }
+    return {part: all_of_them[part] for part in MODELS[name]}
 
 
 @dataclass(slots=True)
@@ -158,9 +145,9 @@ class Descent:
 
     def run(self, parts: Sequence[str]) -> None:
         """All parts, or those that are named."""
-        model, best = MODELS[self._name], Change()
+        best = Change()
         fastest = self._time("now", best)
-        for part, product in model.products.items():
+        for part, product in products_of(self._name).items():
             for shape in candidates(product, self._batch) if not parts or part in parts else ():
                 change = replace(best, shapes={**best.shapes, product: shape})
                 fastest, best = min((fastest, best), (self._time(part, change), change), key=itemgetter(0))
@@ -205,21 +192,21 @@ def rehearse(ops: TritonOps) -> None:
     """All products and attentions, on arrays without memory."""
     work = linear.Workspace.on("meta")
     config = EngineConfig(step_tokens=PROMPT, max_batch=1, prefix_cache=False)
-    for name, model in MODELS.items():
+    for name in MODELS:
         rehearse_model(random_model(name, ops, "meta", CONTEXT).model, bounds(config, CONTEXT))
-        for product in model.products.values():
+        for product in products_of(name).values():
             columns, cols, gated = product
             one = DeviceWeight(QuantType.BF16, columns, cols, {"values": ops.empty((columns, cols), "bfloat16")})
             x, out = ops.empty((1, cols), "bfloat16"), ops.empty((1, columns), "bfloat16" if gated else "float32")
             splits = linear.reduction(columns, cols, gated, False)[0]
             for shape in candidates(product, 1):
                 linear.launch(x, (one,) * (2 if gated else 1), out, work, None, int(gated), shape, apart=splits > 1)
-        q_heads, kv_heads, dim = model.heads
+        heads = q_heads, kv_heads, dim = heads_of(name)
         cache = ops.kv_cache(9, kv_heads, dim)
         qkv, out = ops.empty((1, (q_heads + 2 * kv_heads) * dim), "float32"), ops.empty((1, q_heads * dim), "bfloat16")
         ints, tables = ops.empty((1,), "int32"), ops.empty((1, CONTEXT // BLOCK), "int32")
         batch = Batch(ints, ints, ops.empty((1,), "int64"), ints, tables, ints)
-        plan = attention.plan(1, *model.heads, tables.shape[1])
+        plan = attention.plan(1, *heads, tables.shape[1])
         scratch = ops.empty((1 << 20,), "float32")
         for fields in ATTENTION:
             for window in (0, 512) if dim == 256 else (0,):

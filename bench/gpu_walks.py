@@ -58,7 +58,7 @@ Record = dict[str, Any]
 
 
 def cases() -> list[Case]:
-    """One row a sequence, but for the last: 512 rows of a prompt. `part`: walks or shares."""
+    """One row a sequence, but for some: 512 rows of a prompt, 16 of a window. `part`: walks, shares or loops."""
     return [
         *(Case("walks", heads, *size) for heads in (LARGE, SMOLLM2, QWEN, GEMMA) for size in _rows(FULL)),
         *(Case("shares", heads, *size) for heads in (LARGE, QWEN, SMOLLM2, GEMMA) for size in _rows(FEW)),

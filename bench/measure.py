@@ -221,9 +221,12 @@ class Bench:
         read = step_bytes(self.loaded.model.spec, self.loaded.model.weights, contexts)
         launch = statistics.median(self.spy.launches)
         alone: list[float] = []
+
+        def look(graph: Graph) -> None:
+            alone.append(self.spy.graph_seconds(self.device, graph))
+
         # Attention takes a step up with each split of the keys, so that no single step stands for all.
         for place in (0.5,) if drafts else QUARTERS:
-            look = lambda graph: alone.append(self.spy.graph_seconds(self.device, graph))  # noqa: E731
             self._in_a_step(batch, drafts, look, long, place)
         graph = statistics.mean(alone)
         return {

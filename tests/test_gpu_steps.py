@@ -10,33 +10,29 @@ from pathlib import Path
 import pytest
 
 from bench import gpu_steps
-from bench.geometries import GEOMETRIES
 from power_lab.kernels.quants import QuantType
 from power_lab.kernels.triton import attention, host, linear
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
-@pytest.mark.parametrize("name", gpu_steps.MODELS)
-def test_products_are_those_of_the_geometry(name: str) -> None:
-    config, model = GEOMETRIES[name], gpu_steps.MODELS[name]
-    width, ffn = config["hidden_size"], config["intermediate_size"]
-    heads, kv_heads, dim = model.heads
-    assert (heads, kv_heads) == (config["num_attention_heads"], config["num_key_value_heads"])
-    assert dim == config.get("head_dim", width // heads)
-    whole = {
-        "gate up": (ffn, width, True),
-        "q k v": ((heads + 2 * kv_heads) * dim, width, False),
-        "down": (width, ffn, False),
-        "output": (width, heads * dim, False),
-    }
-    assert model.products.items() <= whole.items()
+LAYERS = {
+    "qwen3-0.6b": ((16, 8, 128), [(3072, 1024, True), (4096, 1024, False), (1024, 3072, False), (1024, 2048, False)]),
+    "smollm2-bf16": ((9, 3, 64), [(1536, 576, True), (960, 576, False), (576, 1536, False), (576, 576, False)]),
+    "gemma3-270m-bf16": ((4, 1, 256), [(2048, 640, True), (1536, 640, False), (640, 2048, False), (640, 1024, False)]),
+    "qwen3-8b": ((32, 8, 128), [(6144, 4096, False), (4096, 4096, False)]),
+}
+
+
+def test_products_are_those_of_the_geometry() -> None:
+    assert LAYERS.keys() == gpu_steps.MODELS.keys()
+    for name, (heads, products) in LAYERS.items():
+        assert gpu_steps.heads_of(name) == heads
+        assert list(gpu_steps.products_of(name).values()) == products
 
 
 @pytest.mark.parametrize("rows", [1, 64])
-@pytest.mark.parametrize(
-    "product", [p for model in gpu_steps.MODELS.values() for p in model.products.values()], ids=str
-)
+@pytest.mark.parametrize("product", [product for _, products in LAYERS.values() for product in products], ids=str)
 def test_candidates_differ_from_what_is_launched_and_from_each_other(product: gpu_steps.Product, rows: int) -> None:
     found = gpu_steps.candidates(product, rows)
     own = linear.shape(product[0], product[1], QuantType.BF16, product[2], rows)
